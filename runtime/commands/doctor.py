@@ -26,7 +26,7 @@ from protocol.values.limits import VOICE_STEPS, VOICE_STEPS_MAX
 
 from ..model.models import ModelUnknownError, ModelUnusableError, explained, model_folder
 from ..net.memory import importing
-from ..settings.settings import DEVICES, DTYPES, QUANTIZATIONS
+from ..settings.settings import CONTEXT_PERCENT, DEVICES, DTYPES, QUANTIZATIONS
 
 if TYPE_CHECKING:
     import torch
@@ -111,6 +111,7 @@ class Question:
     deterministic: bool = False
     voice_steps: int = VOICE_STEPS
     quantize: str | None = None
+    context_percent: int = CONTEXT_PERCENT
 
 
 def examine(question: Question) -> Diagnosis:
@@ -302,7 +303,7 @@ class _Visit:
         from ..model.backends.minicpmo.model import VOCODER
         from ..model.backends.minicpmo.voices import planned
 
-        needs = plan(config, dtype, quantize)
+        needs = plan(config, dtype, quantize, self.question.context_percent)
         with suppress(ModelUnusableError), explained(self._folder):  # Its own finding says it.
             needs = planned(needs, self._folder / VOCODER, dtype, device, self.question.voice_steps)
         return needs
@@ -377,6 +378,12 @@ STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
     default=VOICE_STEPS,
     help="As for `antiphon serve`.",
 )
+@click.option(
+    "--context-percent",
+    type=click.IntRange(5, CONTEXT_PERCENT),
+    default=CONTEXT_PERCENT,
+    help="As for `antiphon serve`.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor_command(
     *,
@@ -387,6 +394,7 @@ def doctor_command(
     slots: int | None,
     deterministic: bool,
     voice_steps: int,
+    context_percent: int,
     as_json: bool,
 ) -> None:
     """Say what would happen if a model were served here, without loading it.
@@ -407,6 +415,7 @@ def doctor_command(
         deterministic=deterministic,
         voice_steps=voice_steps,
         quantize=quantize,
+        context_percent=context_percent,
     )
     found = examine(question)
     if as_json:

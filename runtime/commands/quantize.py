@@ -13,7 +13,9 @@ from ..settings.settings import QUANTIZATIONS
 
 @click.command("quantize")
 @click.argument("folder")
-@click.argument("form", type=click.Choice(QUANTIZATIONS))
+@click.option(
+    "--to", "form", type=click.Choice(QUANTIZATIONS), required=True, help="As of --quantize."
+)
 @click.option(
     "--output",
     type=click.Path(path_type=Path),

@@ -26,7 +26,7 @@ from protocol.values.limits import VOICE_STEPS
 from .. import SOURCE_TREE
 from ..net.memory import importing
 from ..settings.extras import what_is_missing
-from ..settings.settings import nearest
+from ..settings.settings import CONTEXT_PERCENT, nearest
 from .backends.base import Backend, BackendError, BackendInfo
 from .backends.scripted import ScriptedBackend
 
@@ -124,6 +124,7 @@ def load_backend(
     is_live: bool = True,
     voice_steps: int = VOICE_STEPS,
     quantize: str | None = None,
+    context_percent: int = CONTEXT_PERCENT,
 ) -> Backend:
     """Load a model.
 
@@ -140,6 +141,7 @@ def load_backend(
         is_live: False: an engine may hold sessions back, so that they are computed together.
         voice_steps: of the flow of a folder's published voice.
         quantize: one of their `QUANTIZATIONS`, for the weights of a folder's language model.
+        context_percent: of a folder's context, for which each session's memory is planned.
 
     Raises:
         ModelUnknownError: there is no model of that name.
@@ -182,6 +184,7 @@ def load_backend(
         exact=deterministic,
         voice_steps=voice_steps,
         quantize=quantize,
+        context_percent=context_percent,
     )
     return EngineBackend(model, is_live=is_live)
 
@@ -207,6 +210,7 @@ async def load_backend_async(
     deterministic: bool = False,
     voice_steps: int = VOICE_STEPS,
     quantize: str | None = None,
+    context_percent: int = CONTEXT_PERCENT,
 ) -> Backend:
     """As `load_backend`, in a thread; cancelled, it returns at once and drops the model."""
     load = partial(
@@ -216,6 +220,7 @@ async def load_backend_async(
         deterministic=deterministic,
         voice_steps=voice_steps,
         quantize=quantize,
+        context_percent=context_percent,
     )
     return await to_thread.run_sync(load, name, slots, abandon_on_cancel=True)
 
@@ -265,6 +270,7 @@ def load_checkpoint(
     exact: bool = False,
     voice_steps: int = VOICE_STEPS,
     quantize: str | None = None,
+    context_percent: int = CONTEXT_PERCENT,
 ) -> DuplexModel:
     """Load the model of a checkpoint; arguments and errors as of `load_backend`.
 
@@ -288,7 +294,11 @@ def load_checkpoint(
         if slots is None:
             config = load_config(folder / "config.json")
             needs = planned(
-                plan(config, what, quantize), folder / VOCODER, what, where, voice_steps
+                plan(config, what, quantize, context_percent),
+                folder / VOCODER,
+                what,
+                where,
+                voice_steps,
             )
             slots = min(slots_max, slots_that_fit(needs, where))
         return DuplexModel.load(
@@ -299,6 +309,7 @@ def load_checkpoint(
             exact=exact,
             voice_steps=voice_steps,
             quantize=quantize,
+            context_percent=context_percent,
         )
 
 

@@ -323,6 +323,7 @@ def model_options(settings: Settings, model: str) -> list[str]:
     ):
         options += [] if value is None else [flag, str(value)]
     options += ["--voice-steps", str(settings.voice_steps)]
+    options += ["--context-percent", str(settings.context_percent)]
     options += ["--deterministic"] if settings.deterministic else []
     return options + (["--verbose"] if settings.log_level in {"info", "debug"} else [])
 
@@ -432,6 +433,7 @@ class Embedded:
             deterministic=settings.deterministic,
             voice_steps=settings.voice_steps,
             quantize=settings.quantize,
+            context_percent=settings.context_percent,
         )
 
     async def load(self, place: int) -> Backend:

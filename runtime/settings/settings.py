@@ -298,6 +298,8 @@ DEFAULT_PORT: Final = 8006
 DEVICES: Final = ("cpu", "cuda")
 DTYPES: Final = ("fp32", "fp16", "bf16")
 QUANTIZATIONS: Final = ("int4", "int8")
+CONTEXT_PERCENT: Final = 100
+"""Of its context, for which each session has memory by default: all."""
 RECORDINGS: Final = Path("recordings")
 """The default folder of the logs: every session is recorded."""
 QUEUE_MAX: Final = 64
@@ -457,6 +459,13 @@ class Settings:
         "in groups of 128 weights. Checkpoints in AWQ's or GPTQ's form need no setting.",
         choices=QUANTIZATIONS,
         unset="as the files are",
+    )
+    context_percent: int = setting(
+        CONTEXT_PERCENT,
+        "Part of the context for which each session of a folder has memory; with less than 100 "
+        "they share it, more of them fit, and one that finds none left ends with context_full.",
+        low=5,
+        high=CONTEXT_PERCENT,
     )
     deterministic: bool = setting(
         False,

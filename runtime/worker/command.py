@@ -26,7 +26,7 @@ from ..model.models import (
     require_deterministic,
 )
 from ..net.tls import Certificate, CertificateError
-from ..settings.settings import DEVICES, DTYPES, QUANTIZATIONS
+from ..settings.settings import CONTEXT_PERCENT, DEVICES, DTYPES, QUANTIZATIONS
 from ..telemetry.logs import Format, announce, configure
 from .worker import Worker
 
@@ -72,6 +72,13 @@ STDIN: Final = 0
     help="As for `antiphon serve`.",
 )
 @click.option(
+    "--context-percent",
+    type=click.IntRange(5, CONTEXT_PERCENT),
+    default=CONTEXT_PERCENT,
+    show_default=True,
+    help="As for `antiphon serve`.",
+)
+@click.option(
     "--token-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
@@ -100,6 +107,7 @@ def start_command(
     quantize: str | None,
     deterministic: bool,
     voice_steps: int,
+    context_percent: int,
     token_file: Path | None,
     tls_cert: Path | None,
     tls_key: Path | None,
@@ -151,6 +159,7 @@ def start_command(
         deterministic=deterministic,
         voice_steps=voice_steps,
         quantize=quantize,
+        context_percent=context_percent,
     )
     serve = partial(
         _serve, address, token, certificate, load, model, deterministic=deterministic, say=say

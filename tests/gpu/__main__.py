@@ -17,7 +17,9 @@ import torch
 
 from runtime.commands.bench import ARRIVALS
 from runtime.model.backends.minicpmo.config import ModelConfig, load_config
+from runtime.model.backends.minicpmo.device import WHOLE
 from runtime.model.backends.minicpmo.model import DuplexModel, full_config, gpu_bytes, random_model
+from runtime.model.backends.minicpmo.quantized import BITS
 from runtime.model.models import tiny_path
 from tests.gpu import engine
 from tests.gpu.agreement import agreement
@@ -61,6 +63,8 @@ def _load(options: argparse.Namespace, found: Found) -> DuplexModel:
         device=device,
         dtype=torch.bfloat16 if is_cuda else torch.float32,
         exact=options.deterministic,
+        quantize=options.quantize,
+        context_percent=options.context_percent,
     )
     found.say("loaded, s", round(time.perf_counter() - began, 1))
     found.say("attention", model.machine.attention)
@@ -106,6 +110,8 @@ def main() -> None:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--deterministic", action="store_true", help="as of `antiphon serve`")
+    parser.add_argument("--quantize", choices=BITS, help="as of `antiphon serve`")
+    parser.add_argument("--context-percent", type=int, default=WHOLE, help="as of the same")
     parser.add_argument("--only", default=",".join(STAGES), help="stages, with commas between them")
     parser.add_argument("--sessions", default=COUNTS, help="of the stages `served` and `voice`")
     parser.add_argument("--seconds", type=int, default=5, help="units a session, in `served`")

@@ -29,6 +29,7 @@ ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
     "recordings list": (".",),
     "doctor": (),
     "dev schema": (),
+    "dev quantize": ("tiny", "--output", "out"),
 }
 """What each command is given beside the choice; URL is the address of a server."""
 LONG: Final = frozenset({"dev bench", "dev bench engine", "demo", "workers start"})

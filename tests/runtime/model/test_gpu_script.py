@@ -34,6 +34,19 @@ def test_all_stages_but_the_longest_run(
     assert "attention: sdpa, row by row" in capsys.readouterr().out
 
 
+def test_a_quantised_model_in_shared_memory_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a small GPU holds could not be measured."""
+    words = ["--device", "cpu", "--slots", "2", "--sessions", "1", "--seconds", "1"]
+    words += ["--quantize", "int4", "--context-percent", "60", "--only", "served"]
+    words += ["--load", "listening audio", "--due", "together", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["gpu", *words])
+    script.main()
+    found: dict[str, Any] = json.loads((tmp_path / "gpu.json").read_text("utf-8"))
+    assert found["served"][0]["runs"][0]["sessions"] == 1
+
+
 def test_a_server_is_measured_and_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures of a server would be those of one that answered nothing."""
     words = ["--model", "backend:full:tiny", "--sessions", "1", "--seconds", "2", "--replay"]

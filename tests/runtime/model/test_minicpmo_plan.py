@@ -76,6 +76,19 @@ def test_slots_fill_the_memory_and_no_more() -> None:
     assert needs.slots_that_fit(0, CPU) == 0
 
 
+def test_one_whole_context_is_counted_however_little_is_shared() -> None:
+    """A small GPU would be promised sessions for which it has no memory."""
+    needs = plan(config_of(CONFIG), torch.float32, None, 10)
+    assert needs.context_bytes // needs.session_bytes["llm"] == 10
+    own = needs.each_bytes(CUDA) - needs.session_bytes["llm"]
+    for fit in range(25):
+        shared = max(needs.context_bytes, fit * needs.session_bytes["llm"]) * bool(fit)
+        memory = int((needs.model_bytes + fit * own + shared) / 0.9) + 2
+        assert needs.slots_that_fit(memory, CUDA) == fit
+        if fit:
+            assert needs.slots_that_fit(memory - 8, CUDA) == fit - 1
+
+
 def test_the_full_shape_is_the_published_one() -> None:
     """A bench on random weights would measure some other model (model.md)."""
     needs = plan(full_config(), torch.bfloat16)
@@ -98,8 +111,8 @@ def test_the_table_of_the_documentation_is_what_is_planned() -> None:
         for name, module in modules.items()
     }
     rows = list[str]()
-    for quantize in (None, "int8", "int4"):
-        needs = plan(full_config(), torch.bfloat16, quantize)
+    for quantize, percent in ((None, 100), ("int8", 100), ("int4", 100), (None, 25), ("int4", 25)):
+        needs = plan(full_config(), torch.bfloat16, quantize, percent)
         weights = {"flow": 2 * counts["flow"], "hift": 4 * counts["hift"]}
         voice = session_bytes(FlowConfig(), VOICE_STEPS, 2) + in_place
         needs = attrs.evolve(
@@ -108,8 +121,8 @@ def test_the_table_of_the_documentation_is_what_is_planned() -> None:
             session_bytes={**needs.session_bytes, "vocoder": voice},
         )
         fit = (needs.slots_that_fit(size * 10**9, CUDA) for size in (24, 48, 80, 141))
-        cells = [quantize or "as published", f"{needs.model_bytes / 1e9:.1f} GB", *map(str, fit)]
-        rows.append(f"| {' | '.join(cells)} |")
+        sizes = (f"{needs.model_bytes / 1e9:.1f} GB", f"{needs.each_bytes(CUDA) / 1e9:.2f} GB")
+        rows.append(f"| {' | '.join((quantize or 'no', f'{percent}', *sizes, *map(str, fit)))} |")
     text = (Path(__file__).parents[3] / "docs" / "model.md").read_text("utf-8")
     assert "\n".join(rows) in text, "\n".join(rows)
 

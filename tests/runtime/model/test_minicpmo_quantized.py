@@ -269,17 +269,17 @@ def test_a_saved_checkpoint_is_what_is_quantised_when_loaded(
     """A folder that was saved to load sooner would say other things."""
     copied = tmp_path / "model"
     shutil.copytree(source, copied)
-    done = CliRunner().invoke(quantize_command, [str(copied), form], catch_exceptions=False)
+    done = CliRunner().invoke(quantize_command, [str(copied), "--to", form], catch_exceptions=False)
     assert done.output == f"saved in {copied}-{form}\n"
     saved, made = parts_of(tmp_path / f"model-{form}"), parts_of(copied, quantize=form)
     assert set(saved.state_dict()) == set(made.state_dict())
     for key, value in saved.state_dict().items():
         assert torch.equal(value, made.state_dict()[key]), key
     assert any(isinstance(layer, QuantizedLinear) for layer in made.modules())
-    again = CliRunner().invoke(quantize_command, [str(copied), form])
+    again = CliRunner().invoke(quantize_command, [str(copied), "--to", form])
     assert again.exit_code == 1
     assert f"{copied}-{form} exists" in again.output
-    twice = CliRunner().invoke(quantize_command, [f"{copied}-{form}", form])
+    twice = CliRunner().invoke(quantize_command, [f"{copied}-{form}", "--to", form])
     assert "its files are quantised (gptq)" in twice.output
     assert not list(tmp_path.glob("*.part"))
 

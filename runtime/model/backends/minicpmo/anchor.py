@@ -213,6 +213,9 @@ class Anchor(InSlot):
         self._require("open")
         with self._wiped_on_failure(f"chunk {self.chunks}"):
             began = time.perf_counter_ns()
+            most = self.length + len(self._carried) + checked.rows + params.max_tokens
+            limit = self._machine.config.context_limit
+            self._machine.reserve(self._slot, min(most, limit), is_new=not self.length)
             rows, fed_ids = yield from self._rows(checked)
             first = yield from self._feed(rows)
             first.logits.whole()  # On the device they would keep the batch's memory.

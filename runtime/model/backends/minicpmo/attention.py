@@ -1,7 +1,9 @@
 """Attention over slots: the keys and values of all sessions, and how rows attend to them.
 
-`KvSlots` holds the keys and values of a decoder for all sessions; its memory is fixed. A cache is a
-view of it for one forward pass: stock models take it as `past_key_values`, and it appends each
+`KvSlots` holds the keys and values of a decoder for all sessions; its memory is fixed. Slots may
+share it: each then has the pages that it needs so far, in one piece, which is moved when it cannot
+grow where it is. So a kernel finds the same numbers in the same order, whatever a slot has. A cache
+is a view of it for one forward pass: stock models take it as `past_key_values`, and it appends each
 row's new keys to its slot. The attention function that they call, registered as `ATTENTION`, then
 attends to what the cache returned:
 
@@ -27,6 +29,8 @@ from transformers import AttentionInterface
 # -- row by row ---------------------------------------------------------------------------------
 
 ATTENTION: Final = "antiphon"
+PAGE: Final = 256
+"""Positions by which slots grow that share them: 20 s of sound; a copy moves few of them."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -40,8 +44,8 @@ class Kept:
 class KvSlots:
     """Keys and values of one decoder, for all slots: (layers, slots, heads, capacity, width).
 
-    A head's slots are consecutive in memory, so a layer is also one row of positions, with slot s
-    from s * capacity on (`layer`). After the last slot come `spare` positions, of no session.
+    A layer is one row of positions (`layer`), of which a slot has some consecutive ones, from
+    `place` on. After the last slot come `spare` positions, of no session.
 
     Args:
         slots: maximum concurrent sessions.
@@ -50,6 +54,8 @@ class KvSlots:
         width: of a head.
         window: positions that a query sees, itself included; None: all.
         spare: positions for rows that only fill a step up.
+        positions: that slots share; None: each has its own. Then `keys` and `values` are as of one
+            slot with all positions.
     """
 
     def __init__(
@@ -62,34 +68,58 @@ class KvSlots:
         width: int,
         window: int | None = None,
         spare: int = 0,
+        positions: int | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        count = slots * capacity
+        self._is_shared = positions is not None
+        count = slots * capacity if positions is None else positions
         shape = (layers, heads, count + spare, width)
         self._flat = tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
-        parts = (layers, heads, slots, capacity, width)
+        parts = (layers, heads, 1 if self._is_shared else slots, -1, width)
         self.keys, self.values = (
             flat[:, :, :count].view(parts).transpose(1, 2) for flat in self._flat
         )
-        self.slots, self.capacity = slots, capacity
+        self.slots, self.capacity, self.positions = slots, capacity, count
         self.window = window
         self._written = [0] * slots
+        self._begins = [0 if self._is_shared else slot * capacity for slot in range(slots)]
+        self._begins.append(count)  # Of no slot: the spare positions.
+        self._sizes = [*[0 if self._is_shared else capacity] * slots, 0]
 
     @property
     def slot_bytes(self) -> int:
-        """Memory of one slot, in bytes."""
-        return 2 * self.keys[:, 0].numel() * self.keys.element_size()
+        """Memory of one slot, in bytes; the average, if they share it."""
+        return 2 * self.keys.numel() * self.keys.element_size() // self.slots
 
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return a layer's keys and values as views (slots * capacity + spare, heads, width)."""
-        keys, values = (flat[index].transpose(0, 1) for flat in self._flat)
+    @property
+    def free(self) -> int:
+        """Positions that no slot has."""
+        return self.positions - sum(self._sizes)
+
+    @property
+    def used_slots(self) -> int:
+        """Slots that have positions."""
+        return sum(size > 0 for size in self._sizes)
+
+    def place(self, slot: int, at: int = 0) -> int:
+        """Where a slot's position is in a layer, until another slot grows."""
+        return self._begins[slot] + at
+
+    def heads(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return a layer's keys and values as views (heads, positions + spare, width)."""
+        keys, values = (flat[index] for flat in self._flat)
         return keys, values
 
-    def write(self, index: int, slots: Tensor, places: Tensor, key: Tensor, value: Tensor) -> None:
-        """Write a layer's rotated keys and values (B, K, T, D); slots (B, 1), places (B, T)."""
-        self.keys[index][slots, :, places] = key.transpose(1, 2)  # (B, T, K, D)
-        self.values[index][slots, :, places] = value.transpose(1, 2)
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return a layer's keys and values as views (positions + spare, heads, width)."""
+        keys, values = (part.transpose(0, 1) for part in self.heads(index))
+        return keys, values
+
+    def write(self, index: int, places: Tensor, key: Tensor, value: Tensor) -> None:
+        """Write a layer's rotated keys and values (B, K, T, D) to `places`, (B, T)."""
+        for part, new in zip(self.heads(index), (key, value), strict=True):
+            part[:, places] = new.transpose(0, 1)  # (K, B, T, D)
 
     def scramble(self) -> None:
         """Fill with random keys and values: among zeros, a wrong position could go unnoticed."""
@@ -99,34 +129,104 @@ class KvSlots:
     def reach(self, slot: int, end: int) -> None:
         """Register that a slot is about to be written up to `end`."""
         assert end <= self.capacity, (end, self.capacity)
+        if not self.reserve(slot, end):
+            raise RuntimeError(f"{end} positions of slot {slot} were not reserved")
         self._written[slot] = max(self._written[slot], end)
+
+    def reserve(self, slot: int, end: int, leaving: int = 0) -> bool:
+        """Let a slot have its positions up to `end`, unless fewer than `leaving` stayed free."""
+        size = min(self.capacity, _pages(end))
+        more = size - self._sizes[slot]
+        if more <= 0:
+            return True
+        if self.free - more < leaving:
+            return False
+        self._grow(slot, size)
+        return True
+
+    def _grow(self, slot: int, size: int) -> None:
+        """Find a place for a larger slot: where it is, else in the first gap, else make one."""
+        others = sorted(
+            (other for other in range(self.slots) if other != slot and self._sizes[other]),
+            key=self._begins.__getitem__,
+        )
+        here = self._begins[slot] if self._sizes[slot] else None
+        begin, place = 0, None
+        for other in (*others, self.slots):
+            end = self._begins[other]
+            if here is not None and begin <= here <= end - size:
+                place = here
+                break
+            if place is None and end - begin >= size:
+                place = begin
+            begin = end + self._sizes[other]
+        if place is None:
+            place = self._gather(others, self.positions if here is None else here)
+        self._move(slot, place)
+        self._sizes[slot] = size
+
+    def _gather(self, others: Sequence[int], middle: int) -> int:
+        """Move all slots below a position down, those above it up; where the gap begins."""
+        low, high = 0, self.positions
+        for other in others:
+            if self._begins[other] < middle:
+                self._move(other, low)
+                low += self._sizes[other]
+        for other in reversed(others):
+            if self._begins[other] > middle:
+                high -= self._sizes[other]
+                self._move(other, high)
+        return low
+
+    def _move(self, slot: int, begin: int) -> None:
+        before, count = self._begins[slot], self._written[slot]
+        self._begins[slot] = begin
+        if begin == before or not count:
+            return
+        for flat in self._flat:
+            for layer in flat:  # One by one: a copy of all would take gigabytes.
+                kept = layer[:, before : before + count].clone()
+                layer[:, before : before + count] = 0
+                layer[:, begin : begin + count] = kept
 
     def take(self, slot: int, start: int, stop: int) -> Kept:
         """Copy positions `start` to `stop` of a slot."""
-        return Kept(
-            keys=self.keys[:, slot, :, start:stop].clone(),
-            values=self.values[:, slot, :, start:stop].clone(),
-        )
+        keys, values = (part.clone() for part in self._parts(slot, start, stop))
+        return Kept(keys=keys, values=values)
+
+    def _parts(self, slot: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        begin = self._begins[slot]
+        keys, values = (flat[:, :, begin + start : begin + stop] for flat in self._flat)
+        return keys, values
 
     def put(self, slot: int, start: int, kept: Kept) -> None:
         """Write copied positions, from `start` on."""
         end = start + kept.keys.shape[2]
         self.reach(slot, end)
-        self.keys[:, slot, :, start:end] = kept.keys
-        self.values[:, slot, :, start:end] = kept.values
+        for part, new in zip(self._parts(slot, start, end), (kept.keys, kept.values), strict=True):
+            part.copy_(new)
 
     def clear(self) -> None:
         """Zero all slots entirely."""
         for flat in self._flat:
             flat.zero_()
-        self._written = [0] * len(self._written)
+        self._written = [0] * self.slots
+        if self._is_shared:
+            self._sizes = [0] * (self.slots + 1)
 
     def wipe(self, slot: int, start: int = 0) -> None:
-        """Zero everything written to a slot, from position `start` on."""
+        """Zero everything written to a slot, from position `start` on, and give it to others."""
         end = self._written[slot]
-        self.keys[:, slot, :, start:end] = 0
-        self.values[:, slot, :, start:end] = 0
+        for part in self._parts(slot, start, max(start, end)):
+            part.zero_()
         self._written[slot] = min(start, end)
+        if self._is_shared:
+            self._sizes[slot] = min(self._sizes[slot], _pages(self._written[slot]))
+
+
+def _pages(positions: int) -> int:
+    """So many positions, in whole pages."""
+    return -(-positions // PAGE) * PAGE
 
 
 @attrs.frozen(kw_only=True)
@@ -213,9 +313,9 @@ class SlotCache:
                 mask = mask.repeat(groups, 1)  # (G * T, S)
             self._spans.append((low, end, mask))
         device = store.keys.device
-        starts = torch.tensor([row.start for row in rows], device=device)[:, None]
+        begins = [store.place(row.slot, row.start) for row in rows]
+        starts = torch.tensor(begins, device=device)[:, None]
         self._places = starts + torch.arange(count, device=device)  # (B, T)
-        self._slots = torch.tensor([row.slot for row in rows], device=device)[:, None]
 
     def get_seq_length(self, _layer: int = 0) -> int:
         """Unused: positions are passed explicitly, and no mask is derived from it."""
@@ -226,12 +326,12 @@ class SlotCache:
     ) -> tuple[Reaches, None]:
         """Write rotated keys and values (B, K, T, D); return what each real row sees, and None."""
         real = len(self._rows)
-        self._store.write(layer_idx, self._slots, self._places, key[:real], value[:real])
-        keys, values = self._store.keys[layer_idx], self._store.values[layer_idx]
-        reaches = [
-            Reach(keys[row.slot, :, low:end], values[row.slot, :, low:end], mask)
-            for row, (low, end, mask) in zip(self._rows, self._spans, strict=True)
-        ]
+        self._store.write(layer_idx, self._places, key[:real], value[:real])
+        keys, values = self._store.heads(layer_idx)
+        reaches = []
+        for row, (low, end, mask) in zip(self._rows, self._spans, strict=True):
+            seen = slice(self._store.place(row.slot, low), self._store.place(row.slot, end))
+            reaches.append(Reach(keys[:, seen], values[:, seen], mask))
         return Reaches(reaches), None
 
 
@@ -285,8 +385,8 @@ heads of a group, where several read them once for each head."""
 class Spans:
     """The positions that a forward pass feeds and sees, in fixed tensors shared by all layers.
 
-    A layer's slots are one long row of positions (`KvSlots.layer`); per query the kernel gets the
-    slot's start and the number of positions seen, its own included. Keys are neither gathered nor
+    A layer is one long row of positions (`KvSlots.layer`); per query the kernel gets where its slot
+    begins and the number of positions seen, its own included. Keys are neither gathered nor
     repeated for groups. The kernel is that of `torch.nn.attention.varlen`, called directly, since
     the API has the number of positions only from torch 2.12 on; it needs bf16 or fp16 on Ampere or
     later. Nothing waits for the device, and after `aim` no value comes from the host, so a pass can
@@ -300,9 +400,9 @@ class Spans:
 
     def __init__(self, store: KvSlots, batch: int, length: int, *, causal: bool = True) -> None:
         device = store.keys.device
-        self._capacity = store.capacity
+        self._store = store
         self._aimed = torch.zeros(3, batch, dtype=torch.int64, device=device)
-        self.slots, self.starts, self.lasts = self._aimed
+        self.begins, self.starts, self.lasts = self._aimed
         zeros = torch.zeros(batch * length, dtype=torch.int64, device=device)
         self.places = Places(of=zeros, flat=zeros.clone())
         self._offsets = torch.arange(length, device=device)
@@ -320,16 +420,20 @@ class Spans:
         self._firsts = torch.arange(batch, device=device) * length
 
     def aim(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
-        """Set each session's slot, its start position, and how many of its positions are used."""
+        """Set where each session begins, its start position, and how many positions it uses.
+
+        No slot may grow from then on until the pass is computed.
+        """
         # Made again: torch keeps pinned memory until copies from it are done, also after a failure.
         lasts = [count - 1 for count in counts]
-        where = [[row.slot for row in rows], [row.start for row in rows], lasts]
+        begins = [self._store.place(row.slot) for row in rows]
+        where = [begins, [row.start for row in rows], lasts]
         sent = torch.tensor(where, pin_memory=self._is_pinned)
         self._aimed.copy_(sent, non_blocking=True)
 
     def take(self) -> None:
         """Compute the positions on the device."""
-        begins = self.slots * self._capacity
+        begins = self.begins
         places = self.starts[:, None] + self._offsets  # (B, T)
         self.places.of.copy_(places.flatten())
         self.places.flat.copy_((begins[:, None] + places).flatten())
@@ -350,7 +454,7 @@ class Spans:
             self._queries,
             self._begins,
             self._asked,
-            self._capacity,
+            self._store.capacity,
             0.0,
             self._is_causal,
             False,

@@ -343,7 +343,7 @@ class HearingNetwork:
 
     def finish(self, hidden: Tensor, spans: Spans) -> Out:
         """The embeddings of each session's unit, (B, 10, width)."""
-        return (self._projection(hidden.view(len(spans.slots), -1, self.width)),)
+        return (self._projection(hidden.view(len(spans.begins), -1, self.width)),)
 
 
 class AudioProjection(nn.Module):

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from .attention import KvSlots, Row, Spans, spans_of
+from .attention import PAGE, KvSlots, Row, Spans, spans_of
 
 # -- steps of fixed sizes -----------------------------------------------------------------------
 
@@ -219,7 +219,11 @@ class Stepper:
 
     def _spread(self, length: int, count: int) -> list[Row]:
         """Places for as many rows as a step has, or as there is room for, in all slots."""
-        slots, most = self._store.slots, self._store.capacity - length
+        store, slots = self._store, self._store.slots
+        room = store.capacity
+        if store.positions < slots * room:
+            room = min(room, store.positions // slots // PAGE * PAGE)
+        most = max(0, room - length)
         along = max(1, min(-(-count // slots), most // length))
         return [
             Row(slot=slot, start=most * (place * slots + slot + 1) // (along * slots))

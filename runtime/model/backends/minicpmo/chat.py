@@ -166,6 +166,9 @@ class ChatTurn(InSlot):
 
     def _prefill(self) -> Steps[Prefill]:
         embed, rows, fed = self._machine.parts.embed, [], list[int]()
+        most = self._prompt.length + self._turn.config.max_new_tokens
+        limit = self._machine.config.context_limit
+        self._machine.reserve(self._slot, min(most, limit), is_new=True)
         if self._voice is not None:
             self._require_uncut()
             yield Prepare(voice=self._voice)

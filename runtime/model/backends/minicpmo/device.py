@@ -162,6 +162,8 @@ WORKSPACE_SHARE: Final = 0.1
 """Share of the memory for activations, the GPU's context and allocator losses."""
 SLOTS_MAX: Final = 64
 """Maximum recommended slots, however much memory there is: a full batch of the engine."""
+WHOLE: Final = 100
+"""Per cent."""
 SAMPLE_BYTES: Final = 4
 COPIES: Final = 2
 """Of the mel front end's buffer: the session's, and the one for a rollback."""
@@ -212,6 +214,13 @@ def stores(config: ModelConfig) -> Mapping[str, StoreShape]:
     }
 
 
+def shared_positions(capacity: int, slots: int, percent: int) -> int | None:
+    """Positions that slots share; None: each has all of its own."""
+    if percent >= WHOLE:
+        return None
+    return max(capacity, slots * (capacity * percent // WHOLE))
+
+
 @attrs.frozen(kw_only=True)
 class MemoryPlan:
     """A model's memory in bytes.
@@ -221,6 +230,7 @@ class MemoryPlan:
         weight_bytes: by part, in the format computed in, or quantised.
         session_bytes: per session on the device, for `llm`, `tts`, `audio`, `vocoder`.
         host_bytes: per session on the host.
+        context_bytes: of a whole context's keys and values, which sessions may share.
         voices_bytes: on the host, for reading reference audio; the same for any number of sessions.
     """
 
@@ -228,6 +238,7 @@ class MemoryPlan:
     weight_bytes: Mapping[str, int]
     session_bytes: Mapping[str, int]
     host_bytes: int
+    context_bytes: int
     voices_bytes: int = 0
 
     @property
@@ -249,13 +260,22 @@ class MemoryPlan:
         """Sessions that fit in a device's free `memory_bytes` with the weights; 0 if none does."""
         voices = self.voices_bytes if device.type == "cpu" else 0
         room = int(memory_bytes * (1 - WORKSPACE_SHARE)) - self.model_bytes - voices
-        return max(0, room // self.each_bytes(device))
+        each, shared = self.each_bytes(device), self.session_bytes["llm"]
+        if room // each * shared < self.context_bytes:  # There is one whole context at least.
+            rest = (room - self.context_bytes) // (each - shared)
+            return max(0, min(rest, self.context_bytes // shared))
+        return max(0, room // each)
 
 
-def plan(config: ModelConfig, dtype: torch.dtype, quantize: str | None = None) -> MemoryPlan:
+def plan(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    quantize: str | None = None,
+    context_percent: int = WHOLE,
+) -> MemoryPlan:
     """Plan the memory of a model; `voices.planned` adds that of a published voice.
 
-    `ValueError`: see `quantized.chosen`.
+    `context_percent`: see `Machine`. `ValueError`: see `quantized.chosen`.
     """
     how = chosen(config.quantization, quantize)
     parameters, weights = dict[str, int](), dict[str, int]()
@@ -267,9 +287,12 @@ def plan(config: ModelConfig, dtype: torch.dtype, quantize: str | None = None) -
         parameters[part] = parameters.get(part, 0) + count
         weights[part] = weights.get(part, 0) + size
     sessions = {name: store.slot_bytes(dtype) for name, store in stores(config).items()}
+    whole, each = sessions["llm"], stores(config)["llm"].capacity
+    sessions["llm"] = whole // each * (each * context_percent // WHOLE)
     return MemoryPlan(
         parameters=parameters,
         weight_bytes=weights,
         session_bytes={**sessions, "vocoder": 0},
         host_bytes=COPIES * SAMPLE_BYTES * (BUFFER_MAX + BUFFER_MAX // HOP),
+        context_bytes=whole,
     )

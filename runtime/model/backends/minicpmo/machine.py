@@ -16,14 +16,21 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from ..base import BackendError, DeviceLost
-from .attention import Kept, KvSlots, can_attend
+from ..base import BackendError, ContextFull, DeviceLost
+from .attention import PAGE, Kept, KvSlots, can_attend
 from .audio import Hearing, HearingNetwork
 from .batched import ON_CPU, Batched, Means, batched
 from .checkpoint import Parts
 from .config import UNIT_FRAMES, ModelConfig
 from .decoder import Decoder, FusedDecoder, Operators, RowByRow, Stock, Together, try_operators
-from .device import StoreShape, choose_kernels, raising_device_lost, send, stores
+from .device import (
+    StoreShape,
+    choose_kernels,
+    raising_device_lost,
+    send,
+    shared_positions,
+    stores,
+)
 from .logits import CodeChooser, CodeLogits, Shortlists, rows_on_host
 from .quantized import QuantizedLinear
 from .tokens import Tokens
@@ -50,6 +57,8 @@ class Machine:
         slots: maximum concurrent sessions.
         shortlists: brings token logits to the host; None brings all of them, and those of codes.
         means: how it computes (`means_on`).
+        context_percent: of the language model's context, for which memory is there in each slot;
+            the slots share it.
     """
 
     def __init__(
@@ -60,6 +69,7 @@ class Machine:
         shortlists: Shortlists | None = None,
         *,
         means: Means = ON_CPU,
+        context_percent: int = 100,
     ) -> None:
         choose_kernels()
         self.parts, self.vocoder, self.slots = parts, vocoder, slots
@@ -67,7 +77,8 @@ class Machine:
         self._codes = CodeChooser(parts.config.tts.eos, is_near=shortlists is None)
         lengths = (*token_rows(parts.config), *CODE_ROWS, UNIT_FRAMES)
         shapes, spare = stores(parts.config), max(lengths) if means.is_flash else 0
-        self.llm = self._store(shapes["llm"], spare)
+        positions = shared_positions(shapes["llm"].capacity, slots, context_percent)
+        self.llm = self._store(shapes["llm"], spare, positions)
         self.tts = self._store(shapes["tts"], spare)
         self.audio = self._store(shapes["audio"], spare)
         if means.is_flash and not can_attend(self.llm):
@@ -113,11 +124,29 @@ class Machine:
             _log.warning("the first session will wait for kernels", exc_info=True)
         self.clear(0)
 
-    def _store(self, shape: StoreShape, spare: int) -> KvSlots:
+    def _store(self, shape: StoreShape, spare: int, positions: int | None = None) -> KvSlots:
         weight, sizes = self.parts.llm.lm_head.weight, attrs.asdict(shape)
         return KvSlots(
-            **sizes, slots=self.slots, spare=spare, dtype=weight.dtype, device=weight.device
+            **sizes,
+            slots=self.slots,
+            spare=spare,
+            positions=positions,
+            dtype=weight.dtype,
+            device=weight.device,
         )
+
+    def reserve(self, slot: int, end: int, *, is_new: bool = False) -> None:
+        """Reserve memory for a slot's tokens up to `end`, before any of them is fed.
+
+        A session that `is_new` leaves a page to each that runs. `ContextFull`: there is not enough.
+        """
+        store = self.llm
+        # A step writes so many rows, however few it is given.
+        most = min(store.capacity, end + self.means.is_flash * max(token_rows(self.config)))
+        if not store.reserve(slot, most, PAGE * store.used_slots if is_new else 0):
+            raise ContextFull(
+                f"no memory for {end} tokens: {store.free} of {store.positions} are free"
+            )
 
     @property
     def config(self) -> ModelConfig:

@@ -37,9 +37,10 @@ from .batched import means_on
 from .chat import ChatTurn
 from .checkpoint import Parts, build_parts, load_parts, weight_files
 from .config import ModelConfig, load_config, read_config
-from .device import compute_repeatably, device_name
+from .device import WHOLE, compute_repeatably, device_name
 from .logits import shortlists_on
 from .machine import Machine
+from .quantized import QuantizedLinear, chosen
 from .session import SteppedSession
 from .tokens import TEMPLATE_FILE, Tokens
 from .vocoder import CODES_A_CHUNK, Pcm, Sounding
@@ -134,6 +135,7 @@ class DuplexModel:
         exact: bool = False,
         voice_steps: int = VOICE_STEPS,
         quantize: str | None = None,
+        context_percent: int = WHOLE,
     ) -> DuplexModel:
         """Load a model.
 
@@ -145,6 +147,7 @@ class DuplexModel:
             exact: make results bitwise independent of the batch, if possible; see `info`.
             voice_steps: of the published voice's flow.
             quantize: how the language model's weights are quantised, one of `quantized.BITS`.
+            context_percent: see `Machine`.
 
         `OSError`: a file is missing; `ValueError`: the config, the tokenizer or the weights do not
         fit each other.
@@ -167,7 +170,14 @@ class DuplexModel:
             raise ValueError(f"the vocoder has {vocoder.codes} codes, the model {config.tts.eos}")
         where = parts.llm.lm_head.weight.device
         means = means_on(where, slots, exact=exact)
-        machine = Machine(parts, vocoder, slots, shortlists_on(where, tokens), means=means)
+        machine = Machine(
+            parts,
+            vocoder,
+            slots,
+            shortlists_on(where, tokens),
+            means=means,
+            context_percent=context_percent,
+        )
         return cls.of(machine, tokens, fingerprint(folder, machine, tokens, quantize))
 
     @classmethod
@@ -340,18 +350,23 @@ def random_model(
     device: torch.device,
     dtype: torch.dtype,
     exact: bool = False,
+    quantize: str | None = None,
+    context_percent: int = WHOLE,
 ) -> DuplexModel:
     """Make a model with random weights; the folder's tokenizer, filled up, has no more ids."""
     torch.set_num_threads(THREADS)
     if exact:
         compute_repeatably()
     torch.manual_seed(0)
-    parts = build_parts(config, dtype, device)
+    parts = build_parts(config, dtype, device, chosen(config.quantization, quantize))
     randomize(parts)
     with tempfile.TemporaryDirectory(prefix="antiphon-random-") as name:
         tokens = Tokens(write_tokenizer(tokenizer, int(config.llm.vocab_size), Path(name)))
     means = means_on(device, slots, exact=exact)
-    machine = Machine(parts, Mute(), slots, shortlists_on(device, tokens), means=means)
+    shortlists = shortlists_on(device, tokens)
+    machine = Machine(
+        parts, Mute(), slots, shortlists, means=means, context_percent=context_percent
+    )
     return DuplexModel.of(machine, tokens, {})
 
 
@@ -360,6 +375,12 @@ def randomize(parts: Parts) -> None:
     for value in parts.parameters():
         if value.dim() > 1:
             nn.init.normal_(value, std=value.shape[-1] ** -0.5)
+    for module in parts.modules():
+        if isinstance(module, QuantizedLinear):
+            middle = 1 << module.bits - 1
+            module.codes.random_(0, 256)
+            module.scales.fill_(2 * module.in_features**-0.5 / middle)
+            module.zeros.fill_(middle)
 
 
 def floor_ms(doing: Doing, sessions: int) -> float:

@@ -137,7 +137,7 @@ class SteppedSession:
         if voice is not None:
             yield Prepare(voice=voice)
         filled: Prefilled = yield from prefill(
-            self._machine.parts, self._tokens, self._opening, self._slot
+            self._machine, self._tokens, self._opening, self._slot
         )
         self._state = SessionState(layout=filled.layout, length=filled.layout.length)
         self._before, self._phase = self._state, "ready"
@@ -490,6 +490,7 @@ class SteppedSession:
             and spoken > self._machine.tts.capacity
         ):
             raise ContextFull(f"the turn may need {spoken} of {self._machine.tts.capacity} places")
+        self._machine.reserve(self._slot, self._state.length + most)
 
 
 # -- past units in long prefills ----------------------------------------------------------------

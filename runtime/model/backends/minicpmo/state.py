@@ -32,7 +32,6 @@ from ..base import BackendRefused, ContextFull
 from ..call_format import check_parameters
 from .attention import Kept
 from .audio import MelCarry, samples_of
-from .checkpoint import Parts
 from .machine import Machine
 from .slots import EVENTS_MAX, Lane
 from .tokens import Tokens
@@ -160,12 +159,13 @@ def feed_blocks(
     return fed
 
 
-def prefill(parts: Parts, tokens: Tokens, opening: Opening, slot: int) -> Steps[Prefilled]:
+def prefill(machine: Machine, tokens: Tokens, opening: Opening, slot: int) -> Steps[Prefilled]:
     """Feed the prompt into an empty slot.
 
     `ContextFull`: the prompt does not fit; nothing was fed. `BackendError`: the reference audio is
     malformed, or the tools cannot be offered.
     """
+    parts = machine.parts
     voice, embed, limit = opening.voice.llm_pcm, parts.embed, parts.config.context_limit
     _check_tools(opening, tokens)
     laid_out = _prompt(tokens, opening)
@@ -175,6 +175,7 @@ def prefill(parts: Parts, tokens: Tokens, opening: Opening, slot: int) -> Steps[
         raise ContextFull(f"the prompt does not fit {limit} tokens")
     if opening.tools and words + pooled > limit // TOOLS_SHARE:
         raise BackendRefused(f"tools: with them the prompt has {words + pooled} of {limit} tokens")
+    machine.reserve(slot, words + pooled, is_new=True)
     rows, fed = [], list[int]()
     for part in laid_out:
         if part is None:

@@ -1,0 +1,282 @@
+"""Slots that share their memory: the numbers of slots of their own, and ends where none is left."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from runtime.model.backends.base import ContextFull
+from runtime.model.backends.minicpmo import attention, machine
+from runtime.model.backends.minicpmo.attention import KvSlots, Row, SlotCache
+from runtime.model.backends.minicpmo.batched import ON_CPU, Means
+from runtime.model.backends.minicpmo.checkpoint import load_parts
+from runtime.model.backends.minicpmo.config import CONTEXT_LIMIT, load_config
+from runtime.model.backends.minicpmo.machine import Machine
+from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.work import Feed
+from tests.models.blocking import BlockingSession, alone, open_session
+from tests.models.flash import flash_on_cpu
+from tests.models.random_model import facts, opening, unit, write_checkpoint
+from tests.runtime.model.test_minicpmo_chat import ask
+
+SMALL_PAGE = 16
+SLOTS = 4
+
+
+@pytest.fixture(autouse=True)
+def _small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots grow, and are moved, with nearly every unit."""
+    for each in (attention, machine):
+        monkeypatch.setattr(each, "PAGE", SMALL_PAGE)
+
+
+def noise(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def extents(store: KvSlots) -> list[tuple[int, int]]:
+    """Where slots are, in order; they lie one behind the other, within the store."""
+    found = [
+        (store.place(slot), store.place(slot) + size)
+        for slot, size in enumerate(store._sizes[: store.slots])
+        if size
+    ]
+    found.sort()
+    for (_, end), (begin, _) in pairwise(found):
+        assert end <= begin
+    assert not found or found[-1][1] <= store.positions
+    assert store.free == store.positions - sum(end - begin for begin, end in found)
+    return found
+
+
+# -- the store ------------------------------------------------------------------------------------
+
+
+def made(slots: int, capacity: int, positions: int | None) -> KvSlots:
+    return KvSlots(
+        layers=2, slots=slots, heads=2, capacity=capacity, width=4, spare=3, positions=positions
+    )
+
+
+def feed(store: KvSlots, slot: int, start: int, count: int, seed: int) -> None:
+    key, value = noise(1, 2, count, 4, seed=seed), noise(1, 2, count, 4, seed=-seed)
+    cache = SlotCache(store, [Row(slot=slot, start=start)], count, groups=1)
+    for layer in range(2):
+        cache.update(key * (layer + 1), value, layer)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_slots_that_share_hold_what_slots_of_their_own_hold(seed: int) -> None:
+    """A session would go on with another one's past (B8), or lose its own when others grow."""
+    draw, slots, capacity = random.Random(seed), 5, 200
+    own, shared = made(slots, capacity, None), made(slots, capacity, 400)
+    lengths, refused, moved, before = [0] * slots, 0, 0, list[int]()
+    for step in range(400):
+        slot, what = draw.randrange(slots), draw.random()
+        if what < 0.75:
+            count = min(draw.choice((1, 2, 11, 40)), capacity - lengths[slot])
+            if not shared.reserve(slot, lengths[slot] + count):
+                refused += 1
+                assert shared.free < count + SMALL_PAGE
+                continue
+            if count:
+                for store in (own, shared):
+                    feed(store, slot, lengths[slot], count, step + 1)
+                lengths[slot] += count
+        elif what < 0.9:
+            start = draw.randint(0, lengths[slot])
+            for store in (own, shared):
+                store.wipe(slot, start)
+            lengths[slot] = start
+        elif what < 0.95:
+            for store in (own, shared):
+                store.put(slot, 0, store.take(slot, lengths[slot] // 2, lengths[slot]))
+        else:
+            for store in (own, shared):
+                store.wipe(slot)
+            lengths[slot] = 0
+        extents(shared)
+        after = [shared.place(each) for each in range(slots)]
+        moved += sum(a != b for a, b in zip(before, after, strict=False))
+        before = after
+        for each, length in enumerate(lengths):
+            one, other = own.take(each, 0, length), shared.take(each, 0, length)
+            assert torch.equal(one.keys, other.keys)
+            assert torch.equal(one.values, other.values)
+    assert refused > 5
+    assert moved > 20
+    for slot in range(slots):
+        shared.wipe(slot)
+    assert shared.free == shared.positions
+    assert not shared.keys.any()
+    assert not shared.values.any()
+
+
+def test_one_slot_may_have_it_all() -> None:
+    """A long session by itself would end early."""
+    store = made(3, 64, 64)
+    assert store.reserve(1, 64)
+    assert not store.reserve(0, 1)
+    store.wipe(1)
+    assert store.reserve(0, 1)
+    assert store.reserve(2, 1, leaving=32)
+    assert not store.reserve(1, 1, leaving=32)
+    assert store.used_slots == 2
+    with pytest.raises(RuntimeError, match="33 positions of slot 1 were not reserved"):
+        store.reach(1, 33)
+
+
+def test_sessions_of_mixed_lengths_take_what_they_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 sessions would take the memory of 64 whole contexts, however short they are.
+
+    Ends of sessions from 10 s to 10 min, 13 tokens a second behind a prompt of 120: at their
+    largest all together have less than a third of 64 contexts.
+    """
+    monkeypatch.setattr(attention, "PAGE", 256)
+    sessions, a_second, prompt = 64, 13, 120
+    lasts = [10, 30, 60, 90, 120, 180, 300, 600]
+    draw = random.Random(1)
+    store = KvSlots(
+        layers=1, slots=sessions, heads=1, capacity=CONTEXT_LIMIT, width=1,
+        positions=sessions * CONTEXT_LIMIT // 2,
+    )  # fmt: skip
+    ages = [(draw.randrange(600), draw.choice(lasts)) for _ in range(sessions)]
+    most, peak = 0, 0
+    for now in range(0, 1200, 10):
+        for slot, (begin, last) in enumerate(ages):
+            if now >= begin + last:
+                store.wipe(slot)
+                ages[slot] = (now, draw.choice(lasts))
+            elif now >= begin:
+                end = min(CONTEXT_LIMIT, prompt + a_second * (now - begin + 10))
+                store.reach(slot, end)
+        used = store.positions - store.free
+        most, peak = max(most, used), max(peak, len(extents(store)))
+    assert peak > sessions * 0.8
+    assert most < sessions * CONTEXT_LIMIT / 3
+
+
+# -- sessions -------------------------------------------------------------------------------------
+
+ROOMS = ({"max_position_embeddings": 512}, {"num_hidden_layers": 1})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("model"), *ROOMS)
+
+
+def run(model: DuplexModel, plans: Sequence[tuple[int, str]]) -> tuple[list[Any], list[str]]:
+    """Run sessions side by side, each so many units with a window; their results, and their ends.
+
+    The sessions take turns, so that each grows when others have.
+    """
+    said: list[Any] = [[] for _ in plans]
+    ends = ["" for _ in plans]
+    running = dict[int, BlockingSession]()
+    for number, (_, window) in enumerate(plans):
+        try:
+            what = opening(number, sliding_window=window)
+            running[number] = open_session(model, what)
+        except ContextFull as full:
+            ends[number] = f"opening: {full}"
+    for index in range(max(units for units, _ in plans)):
+        for number, session in list(running.items()):
+            try:
+                if index == plans[number][0]:
+                    ends[number] = "done"
+                else:
+                    said[number].append(facts(session.run_unit(unit(index, number))))
+                    done = session.finalize(index, interrupted=False)
+                    said[number].append((done.kv_length, done.fed_ids))
+            except ContextFull as full:
+                ends[number] = str(full)
+            if ends[number]:
+                session.release()
+                del running[number]
+    for number, session in running.items():
+        ends[number] = "done"
+        session.release()
+    return said, ends
+
+
+def test_sessions_say_the_same_in_shared_memory(folder: Path) -> None:
+    """What a session says would depend on where others grow."""
+    plans = [(18, "off"), (9, "basic"), (30, "context"), (14, "off")]
+    own = DuplexModel.load(folder, slots=SLOTS)
+    shared = DuplexModel.load(folder, slots=SLOTS, context_percent=85)
+    assert shared.machine.llm.positions == SLOTS * (512 * 85 // 100)
+    assert shared.machine.slot_bytes < own.machine.slot_bytes
+    assert shared.info.deterministic
+    wanted, got = run(own, plans), run(shared, plans)
+    assert got == wanted
+    assert not any("no memory" in end for end in got[1])
+    assert got[1].count("done") >= 2
+    assert shared.machine.llm.free == shared.machine.llm.positions
+
+
+def test_where_memory_ends_a_session_ends_and_the_others_go_on(folder: Path) -> None:
+    """All would wait for one another, or a session be undone in the middle of a unit."""
+    plans = [(40, "off")] * SLOTS
+    wanted, _ = run(DuplexModel.load(folder, slots=SLOTS), plans)
+    shared = DuplexModel.load(folder, slots=SLOTS, context_percent=30)
+    assert shared.machine.llm.positions < SLOTS * 512 / 2
+    got, ends = run(shared, plans)
+    short = [number for number, end in enumerate(ends) if "no memory for" in end]
+    assert short
+    assert len(short) < SLOTS
+    for number in range(SLOTS):  # What it said is the same, up to its end.
+        assert got[number] == wanted[number][: len(got[number])]
+    longest = max(range(SLOTS), key=lambda number: len(got[number]))
+    assert len(got[longest]) == len(wanted[longest])
+    assert shared.machine.llm.free == shared.machine.llm.positions
+    assert run(shared, plans[:1])[0][0] == wanted[0]
+
+
+def test_a_new_session_leaves_room_to_those_that_run(folder: Path) -> None:
+    """Each newcomer would end one that has talked for minutes."""
+    model = DuplexModel.load(folder, slots=SLOTS, context_percent=25)
+    store = model.machine.llm
+    assert store.positions == 512
+    store.reserve(0, 512 - 2 * SMALL_PAGE)
+    with pytest.raises(ContextFull, match="no memory for"):
+        BlockingSession(model, opening(1), 1)
+    chat = model.chat(slot=1)
+    chat.measure(ask(max_new_tokens=400, speech=None))
+    with pytest.raises(ContextFull, match="no memory for"):
+        alone(chat.prefill(), model.compute)
+    store.wipe(0)
+    session = open_session(model, opening(1))
+    session.run_unit(unit(0))
+    session.release()
+
+
+@pytest.mark.parametrize(
+    "means", [ON_CPU, Means(is_flash=True, sizes=lambda *_: (2, SLOTS))], ids=["cpu", "gpu"]
+)
+def test_a_batch_gives_the_same_in_shared_memory(folder: Path, means: Means) -> None:
+    """A session would read where another one is now."""
+    config = load_config(folder / "config.json")
+    with flash_on_cpu():
+        machines = [
+            Machine(load_parts(config, folder), None, SLOTS, means=means, context_percent=percent)
+            for percent in (100, 70)
+        ]
+        ends = [0] * SLOTS
+        for step in range(12):
+            counts = [(1, 11, 40, 2)[(step + slot) % 4] for slot in range(SLOTS)]
+            works = [
+                Feed(slot=slot, start=ends[slot], rows=noise(count, 192, seed=step * 9 + slot))
+                for slot, count in enumerate(counts)
+            ]
+            own, shared = ([fed.hidden for fed in each.compute(works)] for each in machines)
+            assert all(map(torch.equal, own, shared))
+            ends = [end + count for end, count in zip(ends, counts, strict=True)]
+            extents(machines[1].llm)
