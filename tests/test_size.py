@@ -21,11 +21,11 @@ import pytest
 ROOT: Final = Path(__file__).parents[1]
 SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (226, 1),
-    "protocol": (14_333, 63),
+    "protocol": (14_732, 64),
     "recorder": (4_576, 31),
     "runtime": (24_236, 130),
     "runtime/model": (10_335, 49),
-    "replay": (11_591, 57),
+    "replay": (11_597, 57),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
 ANCESTORS_MAX: Final = 3

@@ -178,6 +178,8 @@ def _tools(tools: ToolCalls) -> Keys:
         "told_ns": [*tools.texts_ns],
         "failures": tools.failures,
         "cut": tools.is_cut,
+        **({} if tools.allowed is None else {"allowed": [*tools.allowed]}),
+        **({"serial": True} if tools.is_serial else {}),
     }
     return {"tools": keys} if any(keys.values()) else {}
 

@@ -41,7 +41,7 @@ from protocol.values import messages as ms
 from protocol.values import model
 from protocol.values import openai as oa
 from protocol.values.limits import NS_PER_S
-from protocol.values.model import SAMPLE_BYTES, ToolResult
+from protocol.values.model import SAMPLE_BYTES, ToolCall, ToolResult
 from protocol.values.modes import OF_MODE
 from protocol.values.requests import Append, AppendSound, Ask, ClientMessage, See, TextPart
 from protocol.wire.audio import to_float32
@@ -521,7 +521,10 @@ class Timeline:
                 begin_ns = max(self._now_ns, self.story.dictated.fed_ns)
                 self._holding.add(attrs.evolve(words, begin_ns=begin_ns))
                 return
-            case ms.ToolCalled(call=call):
+            case (
+                ms.ToolCalled(call=call)
+                | oa.ReplyStep(kind="call_done", item=oa.Item(call=ToolCall() as call))
+            ):
                 self._holding.add(self._words("model", calls_text((call,)), call.id))
                 return
             case ms.Speech() | ms.Delta():

@@ -36,8 +36,8 @@ from protocol.values import events as ev
 from protocol.values import messages as ms
 from protocol.values.digest import digest
 from protocol.values.limits import NS_PER_S
-from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES
-from protocol.values.openai import CreateItem
+from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES, ToolCall
+from protocol.values.openai import CreateItem, Item, ReplyStep
 from protocol.values.requests import Append, AppendSound, Ask, AudioPart, ClientMessage, See
 from protocol.values.requests import Part as ReceivedPart
 from protocol.wire.audio import to_float32
@@ -255,7 +255,10 @@ class Dialogue:
                 streamed = self._streamed[1] if self._streamed[0] == turn else ""
                 rest = [text.removeprefix(streamed), *([calls_text(calls)] if calls else ())]
                 return self._speak(record, at_ns, turn, " ".join(rest), pcm)
-            case ms.ToolCalled(call=call):
+            case (
+                ms.ToolCalled(call=call)
+                | ReplyStep(kind="call_done", item=Item(call=ToolCall() as call))
+            ):
                 place = Placed(begin_ns=at_ns, end_ns=at_ns + HOLD_NS)
                 self._add_words("model", place, calls_text((call,)), record.seq)
             case ms.Listen():
