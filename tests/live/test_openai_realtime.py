@@ -156,11 +156,11 @@ def test_a_question_is_answered(
         assert replay(items).identical
 
 
-@pytest.mark.parametrize("scene", ["answer", "twilio", "discord", "push-to-talk"])
+@pytest.mark.parametrize("scene", ["answer", "tools", "twilio", "discord", "push-to-talk"])
 def test_a_way_of_its_users_is_answered(tmp_path: Path, scene: str) -> None:
     """A telephone bridge, a bot, or a page with a button gets no answer, or one too many."""
     said = tmp_path / "question.pcm"
-    said.write_bytes(clients.question())
+    said.write_bytes(bytes(6 * RATE_HZ) if scene == "tools" else clients.question())
     words = [sys.executable, "-W", "ignore", str(clients.SCRIPTS / clients.OPENAI.script)]
     report = clients.play(words, scene, "", said, tmp_path, is_tls=False)
     assert not clients.wrong(scene, report)

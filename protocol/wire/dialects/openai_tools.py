@@ -106,7 +106,7 @@ def _events(called: ToolCalled) -> tuple[dict[str, object], ...]:
 
 
 def called(values: dict[str, Any]) -> ToolCalled | None:
-    """Make the call of the event that has all of it."""
+    """Make the call of the event that has the whole call."""
     if values["event"].get("type") != _ITEM_DONE:
         return None
     item = Fields(values["event"], "$.event").required("item", lambda value: value)
