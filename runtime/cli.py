@@ -42,6 +42,7 @@ GROUPS: Final[Mapping[str, Commands]] = MappingProxyType(
                 "Serve a model over WebSockets.",
             ),
             "workers": ("runtime.cli:workers_group", "Start, list, add and drain workers."),
+            "door": ("runtime.webrtc.command:door_command", "Let browsers talk by WebRTC."),
             "keys": ("runtime.access.command:keys_command", "Make, list and remove API keys."),
             "doctor": (
                 "runtime.commands.doctor:doctor_command",
@@ -118,6 +119,10 @@ DEV: Final[Commands] = MappingProxyType(
         "bench": (
             "runtime.commands.bench:bench_command",
             "Measure the time of a unit, and the sessions of an engine.",
+        ),
+        "quantize": (
+            "runtime.commands.quantize:quantize_command",
+            "Save a checkpoint with a quantised language model.",
         ),
         "schema": ("runtime.commands.schema:schema_command", "Describe the wire protocols."),
         "states": ("runtime.cli:states_command", "Draw the session's state diagrams."),

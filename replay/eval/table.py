@@ -158,6 +158,21 @@ near_tie_rate | ratio | share | -
     Words inserted, left out or replaced in what a transcriber hears in the model's voice, per word
     of its text; only in `--mode closed` with `--transcriber`.
 
+tool_calls | total | count | -
+    Calls of tools in a duplex session, those included that the client was not sent.
+
+tool_calls_unanswered | total | count | lower
+    Calls without a result of the client: not sent, out of time, or open at the session's end.
+
+tool_call_delay | times | s | lower
+    From the end of the user's last speech before a call to the call.
+
+tool_result_delay | times | s | lower
+    From a call to the second that gives its result to the model.
+
+tool_speech_delay | times | s | lower
+    From that second to the next one in which the model speaks.
+
 chat_response_delay | times | s | lower | chat
     From the arrival of a question to the first piece of its answer that was sent.
 

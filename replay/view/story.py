@@ -37,7 +37,7 @@ from protocol.values import messages as ms
 from protocol.values.digest import digest
 from protocol.values.limits import NS_PER_S
 from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES, ToolCall
-from protocol.values.openai import CreateItem, Item, ReplyStep
+from protocol.values.openai import CreateItem
 from protocol.values.requests import Append, AppendSound, Ask, AudioPart, ClientMessage, See
 from protocol.values.requests import Part as ReceivedPart
 from protocol.wire.audio import to_float32
@@ -48,6 +48,7 @@ from recorder.read.scan import Damage, OpenSource
 from runtime.measures.conversation import Span, Turns, ns_of, shared
 from runtime.measures.measure import NEAR_TIE_LOGITS
 from runtime.measures.placing import Positions, Voice, ahead_ns
+from runtime.measures.tools import CallStory
 
 from ..diff import DiffReport, Parting, compare
 from ..eval.evaluate import own_values
@@ -255,12 +256,6 @@ class Dialogue:
                 streamed = self._streamed[1] if self._streamed[0] == turn else ""
                 rest = [text.removeprefix(streamed), *([calls_text(calls)] if calls else ())]
                 return self._speak(record, at_ns, turn, " ".join(rest), pcm)
-            case (
-                ms.ToolCalled(call=call)
-                | ReplyStep(kind="call_done", item=Item(call=ToolCall() as call))
-            ):
-                place = Placed(begin_ns=at_ns, end_ns=at_ns + HOLD_NS)
-                self._add_words("model", place, calls_text((call,)), record.seq)
             case ms.Listen():
                 self._let_go()
                 return self.model.stop(at_ns) if self._in_turn else []
@@ -273,6 +268,15 @@ class Dialogue:
         return []
 
     # -- words ----------------------------------------------------------------------------------
+
+    def call(self, record: Record, call: CallStory, at_ns: int) -> None:
+        """Take a call of a tool in a duplex session, or its result."""
+        place = Placed(begin_ns=at_ns, end_ns=at_ns + HOLD_NS)
+        if call.ended_ns is not None:
+            self._add_words("user", place, f"[returns {call.result}]", record.seq)
+        elif call.name:
+            made = ToolCall(id=call.call, name=call.name, arguments=call.arguments)
+            self._add_words("model", place, calls_text((made,)), record.seq)
 
     def _speak(self, record: Record, at_ns: int, turn: str, text: str, pcm: bytes) -> list[Part]:
         self._hold(at_ns, record.seq, turn, text)
@@ -496,6 +500,8 @@ class Narrator(Inspector):
 
     def _note(self, passage: Passage) -> list[Part]:
         record, read = passage.record, self._gathering.timeline
+        for call in passage.calls:
+            self.dialogue.call(record, call, read.played_ns)
         if record.kind == "rx":
             if read.request is None:
                 return []

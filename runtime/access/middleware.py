@@ -25,6 +25,9 @@ from ..net.http import error_for, json_response
 from .gate import Denials, Denied, Gate, Headers
 from .keys import Key
 
+CALLS_PATH: Final = "/v1/realtime/calls"
+LIVE_CALLS_PATH: Final = "/v1/live/sessions"
+"""They take a client secret as a WebSocket does."""
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 HEADERS: Final = (
     ("X-Content-Type-Options", "nosniff"),
@@ -40,7 +43,9 @@ CORS_METHODS: Final = "GET, HEAD, POST, PUT, DELETE"
 CORS_REQUEST_HEADERS: Final = (
     "Authorization, Content-Type, If-None-Match, If-Range, Last-Event-ID, Range"
 )
-CORS_ANSWER_HEADERS: Final = "Accept-Ranges, Content-Disposition, Content-Range, ETag, Retry-After"
+CORS_ANSWER_HEADERS: Final = (
+    "Accept-Ranges, Content-Disposition, Content-Range, ETag, Location, Retry-After"
+)
 CORS_AGE_S: Final = 600
 """The longest time that every browser caches a preflight's answer."""
 PRINCIPAL: Final = "principal"
@@ -84,7 +89,10 @@ class AccessMiddleware:
         if self._is_public(scope["path"]):
             self._gate.admit_page(headers, secure=self._secure)
             return scope
-        principal = self._gate.admit_request(scope["method"], headers, secure=self._secure)
+        begins = scope["path"] in (CALLS_PATH, LIVE_CALLS_PATH)
+        principal = self._gate.admit_request(
+            scope["method"], headers, secure=self._secure, begins=begins
+        )
         return {**scope, PRINCIPAL: principal}
 
     def _cors(self, headers: Headers) -> tuple[tuple[str, str], ...]:

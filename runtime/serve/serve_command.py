@@ -57,7 +57,7 @@ _logger: Final = logging.getLogger("antiphon.serve")
 # -- checks of the settings ------------------------------------------------------------------------
 
 
-_OF_WORKERS: Final = ("isolate", "workers", "slots", "device", "dtype")
+_OF_WORKERS: Final = ("isolate", "workers", "slots", "device", "dtype", "quantize")
 """Settings of a model, which a server with workers elsewhere does not load."""
 NOTICE_CHARS_MAX: Final = 2_000
 """A page of text: longer than clients read before speaking; each session's log holds it."""

@@ -31,10 +31,12 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "vad": ("silero_vad",),
         "voice": ("onnxruntime",),
         "duplex-tools": ("minicpm_o5_sdk",),
+        "mcp": ("mcp",),
         "words": ("moonshine_voice",),
         "ray": ("ray",),
         "store": ("obstore",),
         "traces": ("opentelemetry",),
+        "webrtc": ("aiortc",),
     }
 )
 """The modules of each extra's packages, by the extra's name in pyproject.toml."""

@@ -297,6 +297,7 @@ _READERS: Final[Mapping[Kind, Callable[[Setting, object], object]]] = MappingPro
 DEFAULT_PORT: Final = 8006
 DEVICES: Final = ("cpu", "cuda")
 DTYPES: Final = ("fp32", "fp16", "bf16")
+QUANTIZATIONS: Final = ("int4", "int8")
 RECORDINGS: Final = Path("recordings")
 """The default folder of the logs: every session is recorded."""
 QUEUE_MAX: Final = 64
@@ -449,6 +450,13 @@ class Settings:
     )
     dtype: str | None = setting(
         None, "Format of weights and caches.", choices=DTYPES, unset="fp32 on cpu, bf16 on cuda"
+    )
+    quantize: str | None = setting(
+        None,
+        "Quantise the language model of a folder when it is loaded: by rounding to the nearest, "
+        "in groups of 128 weights. Checkpoints in AWQ's or GPTQ's form need no setting.",
+        choices=QUANTIZATIONS,
+        unset="as the files are",
     )
     deterministic: bool = setting(
         False,
@@ -640,6 +648,12 @@ class Settings:
     twilio_token_file: Path | None = setting(
         None,
         "File of Twilio's auth token: calls at /v1/twilio need its signature in place of a key.",
+    )
+    webrtc_door: str = setting(
+        "",
+        "Where `antiphon door` listens, which answers browsers' offers of WebRTC at "
+        "/v1/realtime/calls: unix:PATH or tcp:HOST:PORT.",
+        unset="none",
     )
     tls_cert: Path | None = setting(
         None,

@@ -26,7 +26,7 @@ from ..model.models import (
     require_deterministic,
 )
 from ..net.tls import Certificate, CertificateError
-from ..settings.settings import DEVICES, DTYPES
+from ..settings.settings import DEVICES, DTYPES, QUANTIZATIONS
 from ..telemetry.logs import Format, announce, configure
 from .worker import Worker
 
@@ -58,6 +58,7 @@ STDIN: Final = 0
 )
 @click.option("--device", type=click.Choice(DEVICES), help="Device of the model.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="Format of weights and caches.")
+@click.option("--quantize", type=click.Choice(QUANTIZATIONS), help="As for `antiphon serve`.")
 @click.option(
     "--deterministic",
     is_flag=True,
@@ -96,6 +97,7 @@ def start_command(
     slots: int | None,
     device: str | None,
     dtype: str | None,
+    quantize: str | None,
     deterministic: bool,
     voice_steps: int,
     token_file: Path | None,
@@ -148,6 +150,7 @@ def start_command(
         dtype=dtype,
         deterministic=deterministic,
         voice_steps=voice_steps,
+        quantize=quantize,
     )
     serve = partial(
         _serve, address, token, certificate, load, model, deterministic=deterministic, say=say

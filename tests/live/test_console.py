@@ -173,6 +173,29 @@ def test_a_question_is_answered_aloud(console: Console, recordings: Path) -> Non
     assert 1_000 < played[-1] < 6_000
 
 
+def test_the_page_tells_the_model_the_time(tab: Tab, tmp_path: Path) -> None:
+    """Tools could not be tried without a program, or a recording would not show their calls."""
+    with live_server("--slots", "1", "--record", str(tmp_path)) as server:
+        console = Console(tab, server)
+        console.open()
+        tab.run("[...document.querySelectorAll('.setup input[type=checkbox]')][0].click()")
+        console.press("Start talking")
+        console.wait_for(".captions", "clock {} → ")
+        console.wait_for(".captions", "it is ")
+        assert "called a tool 1" in console.text(".legend")
+        assert "called clock {}" in tab.run("document.querySelector('.bar.call').title")
+        console.press("Stop")
+        console.wait_until("ended")
+        tab.run("document.querySelector('.links a').target = ''")
+        console.press("Open the recording")
+        tab.until("globalThis.antiphonView?.view.session.story.calls.length === 1")
+        lane = "antiphonView.view.line.lanes.find(({ id }) => id === 'units')"
+        call = "antiphonView.view.session.story.calls[0]"
+        said = tab.run(f"{lane}.hit({call}.at + 0.01, 0, 2).lines.join()")
+        assert said.startswith("{},“")
+        tab.open("about:blank")
+
+
 def test_a_recording_is_talked_on_from(console: Console, recordings: Path) -> None:
     """The model would have forgotten the conversation (of the test before), or have another one."""
     parent = max(recordings.glob("*.zst"))

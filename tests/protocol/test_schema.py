@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
 
 from protocol.values.errors import FieldError
+from protocol.values.limits import APPEND_SAMPLES_MAX
 from protocol.values.messages import ServerMessage
-from protocol.values.model import SlidingWindow
+from protocol.values.model import SAMPLE_BYTES, SlidingWindow
 from protocol.values.modes import Mode
 from protocol.values.requests import Append, BadPicture, ClientMessage, Request
 from protocol.values.state import SessionKind, session_kind_of
@@ -29,6 +30,7 @@ from protocol.wire.kinds import (
     SAID,
     TEXT,
     choice,
+    heard,
     integer,
     number,
     text,
@@ -58,6 +60,7 @@ from protocol.wire.table import (
 )
 from replay.redact.frames import held
 from tests.fuzz.drawing import bodies_of
+from tests.project.sampling import sample
 from tests.strategies.messages import client_messages, mutated_bodies, server_messages
 from tests.transcripts.wire_schema import Sender, conforms, problems
 
@@ -211,6 +214,14 @@ def test_what_base64_may_hold_is_what_its_reader_takes(name: str) -> None:
             continue
         taken.add(medium.name)
     assert taken == {*media_of(field)}
+
+
+@pytest.mark.parametrize("samples_min", [1, 4000, 4001, 4002])
+def test_the_lengths_of_sound_are_those_of_its_samples(samples_min: int) -> None:
+    """A tool would refuse sound that the server takes."""
+    schema = heard(samples_min).schema
+    for samples, name in ((samples_min, "minLength"), (APPEND_SAMPLES_MAX, "maxLength")):
+        assert len(encode_base64(bytes(SAMPLE_BYTES * samples))) == schema[name]
 
 
 def test_a_refusal_of_unknown_fields_is_described() -> None:
@@ -489,7 +500,7 @@ def test_the_schema_needs_what_the_server_needs(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "mode"), PAIRS)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=sample(60, 25), deadline=None, suppress_health_check=list(HealthCheck))
 def test_what_the_server_takes_conforms(name: str, mode: Mode, data: st.DataObject) -> None:
     """A tool would refuse to send what the server understands."""
     dialect = DIALECTS[name]
@@ -514,7 +525,7 @@ def test_what_the_server_takes_conforms(name: str, mode: Mode, data: st.DataObje
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "mode"), PAIRS)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=sample(60, 25), deadline=None, suppress_health_check=list(HealthCheck))
 def test_what_the_server_sends_conforms(name: str, mode: Mode, data: st.DataObject) -> None:
     """A strict client would stumble over a field that is not in the document."""
     message = data.draw(server_messages(name, mode))
