@@ -584,13 +584,13 @@ _ASKED_ROLE: Final = until(
 )
 
 
-def item_rows(parts: Kind, role: Kind = _ROLE) -> tuple[Any, ...]:
-    """The rows of an item."""
+def item_rows(parts: Kind, role: Kind = _ROLE, other: str = "no tools") -> tuple[Any, ...]:
+    """The rows of an item; `other` is the error for one of tools."""
     return (
         Field("id", _ID, "", omit=True, example=_EXAMPLE),
         Field(
             "type",
-            only(("message", "function_call", "function_call_output"), "message", "no tools"),
+            only(("message", "function_call", "function_call_output"), "message", other),
             attr=DROPPED,
             get=lambda _: "message",
             doc="Must be message here.",
@@ -601,7 +601,9 @@ def item_rows(parts: Kind, role: Kind = _ROLE) -> tuple[Any, ...]:
     )
 
 
-ITEM: Final = Table(Item, *item_rows(items(one(PART), ITEM_PARTS_MAX), _ASKED_ROLE))
+_PARTS: Final = items(one(PART), ITEM_PARTS_MAX)
+ITEM: Final = Table(Item, *item_rows(_PARTS, _ASKED_ROLE))
+_MESSAGE: Final = Table(Item, *item_rows(_PARTS, _ASKED_ROLE, "only the model makes calls"))
 _RESULT: Final = tools.result_item(
     Field("id", _ID, "", omit=True, example=_EXAMPLE), ignored("status", holds=None)
 )
@@ -682,7 +684,7 @@ REQUESTS: Final = {
     Request.CREATE_ITEM: _plain(
         CreateItem,
         "conversation.item.create",
-        Field("item", until(DUPLEX_TOOLS, one(ITEM), tools.any_item(ITEM, _RESULT))),
+        Field("item", until(DUPLEX_TOOLS, one(ITEM), tools.any_item(_MESSAGE, _RESULT))),
         Field("previous_item_id", _ID, None, attr="previous_id", omit=True),
     ),
     Request.DELETE_ITEM: _plain(DeleteItem, "conversation.item.delete", _ITEM_ID),
