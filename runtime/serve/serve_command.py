@@ -259,6 +259,7 @@ def serve_command(
     \b
     Clients of the older protocols connect to
       /ws/duplex/{session_id}   full duplex; ids that begin with adx_ or audio_duplex have no video
+      /ws/half_duplex/{id}      the half-duplex page of MiniCPM-o's demo
       /ws/chat                  one question a connection
 
     It says "loading MODEL", then "listening on URL" and "ready" when sessions are taken. The same

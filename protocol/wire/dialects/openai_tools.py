@@ -93,7 +93,8 @@ def _events(called: ToolCalled) -> tuple[dict[str, object], ...]:
     item = {"type": "function_call", "id": _id_of("item", called), "call_id": call.id}
     begun = {**item, "status": "in_progress", "name": call.name, "arguments": ""}
     done = {**begun, "status": "completed", "arguments": call.arguments}
-    response = {"object": "response", "id": _id_of("resp", called), "output": [], "usage": None}
+    response: dict[str, object] = {"object": "response", "id": _id_of("resp", called)}
+    response |= {"output": [], "usage": None}
     written = {**at, "item_id": item["id"]}
     return (
         {"type": "response.created", "response": {**response, "status": "in_progress"}},

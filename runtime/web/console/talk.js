@@ -218,7 +218,7 @@ class TalkPage {
   /** @param {Conversation} conversation */
   #hear(conversation) {
     conversation.on("state", ({ state }) => this.#settle(state));
-    conversation.on("queue", (place) => this.#countdown.queue(place, (text) => (this.#detail.textContent = text)));
+    conversation.on("queue", (place) => this.#countdown.queue(place, this.#detail));
     conversation.on("created", (created) => this.#created(created));
     conversation.on("caption", (caption) => this.#captions.model(caption));
     conversation.on("words", (words) => this.#captions.user(words));
@@ -235,7 +235,7 @@ class TalkPage {
       this.#measures.kv(Number(unit.metrics.kv_cache_length ?? 0), this.#app.facts.context_limit);
     });
     conversation.on("going_away", ({ secondsLeft }) =>
-      this.#countdown.start(secondsLeft, (left) => this.#notice.say(`The server will shut down: ${left} s are left.`, "warn")),
+      this.#countdown.start(secondsLeft, "The server will shut down in ", ".", (text) => this.#notice.say(text, "warn")),
     );
     conversation.on("error", ({ code, message }) => {
       this.#notice.say(sentence(message), "bad");

@@ -21,7 +21,8 @@ it, torch's own operators compute the same, in more launches.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
+from inspect import signature
 from itertools import groupby
 from typing import Any, Final
 
@@ -277,11 +278,17 @@ class RowByRow:
         positions = (starts[:, None] + torch.arange(count)).to(x.device)
         model, store = self.stock.model, self.stock.store
         groups = int(model.config.num_attention_heads) // store.keys.shape[2]
-        cache = SlotCache(store, rows, count, groups)
-        out = model(inputs_embeds=x, position_ids=positions, past_key_values=cache, use_cache=True)
+        kept = {_cache_name(model.__class__): SlotCache(store, rows, count, groups)}
+        out = model(inputs_embeds=x, position_ids=positions, use_cache=True, **kept)
         hidden: Tensor = out.last_hidden_state[: len(works), -1]
         logits = self.stock.head(_padded(hidden, self.means.rows_min)).float()[: len(works)]
         return hidden, logits
+
+
+@cache
+def _cache_name(kind: Any) -> str:
+    """Return the name of a stock model's cache, which transformers 5.24 changed."""
+    return "cache" if "cache" in signature(kind.forward).parameters else "past_key_values"
 
 
 def _padded(rows: Tensor, count: int) -> Tensor:
