@@ -20,9 +20,9 @@ ROOT: Final = Path(__file__).parents[1]
 SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (229, 1),
     "protocol": (14_760, 64),
-    "recorder": (4_576, 31),
-    "runtime": (25_430, 142),
-    "runtime/model": (10_747, 50),
+    "recorder": (4_581, 31),
+    "runtime": (25_436, 142),
+    "runtime/model": (10_946, 51),
     "replay": (11_667, 57),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""

@@ -203,7 +203,7 @@ class Batch:
     """Encoded records that share a block, from `first` to `last_seq`.
 
     Attributes:
-        kinds: the number of records by kind.
+        kinds: those of the records.
         payload_bytes: of the records, a head copy not counted.
         cost: of reading them without their bytes; see `recorder.format.expansion`.
     """
@@ -211,7 +211,7 @@ class Batch:
     first: Record
     pieces: list[Piece] = attrs.field(factory=list)
     has_samples: bool = False
-    kinds: Counter[str] = attrs.field(factory=Counter)
+    kinds: list[str] = attrs.field(factory=list)
     payload_bytes: int = 0
     cost: int = 0
     last_seq: int = 0
@@ -221,7 +221,7 @@ class Batch:
         """Take the next record."""
         self.pieces += framed.pieces
         self.has_samples |= framed.has_samples
-        self.kinds[record.kind] += 1
+        self.kinds.append(record.kind)
         self.payload_bytes += framed.framed_bytes
         self.cost += framed.cost
         self.last_seq = record.seq
@@ -259,7 +259,7 @@ class Chain:
         header = BlockHeader(
             first_seq=batch.first.seq,
             mono_ns=batch.first.at_ns,
-            n_records=batch.kinds.total() + batch.has_head_copy,
+            n_records=len(batch.kinds) + batch.has_head_copy,
             compressed_len=len(frame.data),
             uncompressed_len=frame.payload_bytes,
             payload_crc=zlib.crc32(frame.data),
@@ -273,7 +273,7 @@ class Chain:
         """Make a block in the frame's own buffer, linked to the chain; ignores `header.chain`."""
         self.last = chain_of(self.last, header, frame.data)
         block = frame.block
-        block[:HEADER_BYTES] = pack_header(attrs.evolve(header, chain=self.last))
+        block[:HEADER_BYTES] = pack_header(header, self.last)
         self.blocks += 1
         self._sizes.add(header.compressed_len, header.uncompressed_len)
         return block

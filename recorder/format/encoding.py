@@ -14,14 +14,14 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 import attrs
 import orjson
 
 from protocol.values.utf8 import UTF8_BYTES_MAX, Utf8Text
 
-from .blobs import RAW, Packed, SplitPiece, extract, pack
+from .blobs import RAW, Packed, SplitPiece, decode, extract, pack
 from .errors import RecordInvalid
 from .expansion import count_values, header_cost
 from .format import (
@@ -62,6 +62,8 @@ _PROBE_BYTES: Final = 16
 
 Place: TypeAlias = tuple[int, int]
 """`(seq, index)` of a blob."""
+Find: TypeAlias = Callable[[bytes, Place], Sequence[int] | None]
+"""Says where a blob is stored already, of which it may be a part; else it is stored at a place."""
 _Key: TypeAlias = tuple[int, bytes, bytes, bytes]
 
 
@@ -88,26 +90,6 @@ class BlobMemory:
             _, (dropped, _) = self._kept.popitem(last=False)
             self._kept_bytes -= len(dropped)
         return None
-
-
-class Parts:
-    """Stands in for a `BlobMemory` in a run of records, some of whose blobs are joined in one.
-
-    Args:
-        whole: where that one is.
-        blobs: those in it, in order; a blob counts as one of them only if it is the same object.
-    """
-
-    def __init__(self, whole: Place, blobs: Sequence[bytes]) -> None:
-        self._whole = whole
-        self._blobs = blobs
-        ends = list(accumulate(map(len, blobs), initial=0))
-        self._starts = {id(blob): start for blob, start in zip(blobs, ends, strict=False)}
-
-    def find_or_keep(self, blob: bytes, _place: Place) -> tuple[int, ...] | None:
-        """Return where a blob is: in the whole, from where, and how long; None: it is another."""
-        start = self._starts.get(id(blob))
-        return None if start is None else (*self._whole, start, len(blob))
 
 
 def _probe(blob: bytes) -> _Key:
@@ -164,10 +146,12 @@ FRAME_BYTES_KEPT: Final = 64 << 10
 FRAME_CHARS_INLINE: Final = 64 << 10
 """Limit for all inline text of a frame; beyond it short pieces go into blobs too."""
 
+_AS_THEY_ARE: Final = frozenset({int, bool, type(None)})
+"""Types of values that are stored as they are."""
 _Json: TypeAlias = "bool | int | float | str | list[_Json] | dict[str, _Json] | None"
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class Framed:
     """An encoded record.
 
@@ -207,33 +191,46 @@ class RecordEncoder:
 
     def encode(self, record: Record) -> Framed:
         """Encode a record; `RecordInvalid` if a value is not JSON or bytes, or it is too large."""
-        return self._encode(record, self._packer(record.seq, self._memory))
+        return self._encode(record, self._memory.find_or_keep)
 
     def encode_run(self, records: Sequence[Record]) -> list[Framed]:
         """Encode a run of small frames (`runs`), raises as `encode`.
 
-        The pieces of sound in them are one blob, of which each record names its part.
+        The pieces of sound in them are one blob, of which each record names its part. Most frames
+        have the same text around their sound, and so the same fields.
         """
-        split = [extract(cast("str", record.fields["frame"])) for record in records]
+        frames = [cast("str", record.fields["frame"]) for record in records]
+        first = extract(frames[0])
+        like = first if len(frames[0]) <= self.frame_bytes_max else ()
+        split = [first, *(_split_as(like, frame) or extract(frame) for frame in frames[1:])]
         alike = _alike(split)
-        parts = Parts((records[0].seq, 0), alike)
-        framed = list[Framed]()
-        for record, pieces in zip(records, split, strict=True):
-            packer = self._packer(record.seq, parts if alike else self._memory)
-            if alike and not framed:
-                packer.keep(b"".join(alike))
-            framed.append(self._encode(record, packer, pieces))
+        starts = zip(alike, accumulate(map(len, alike), initial=0), strict=False)
+        places = {id(it): (records[0].seq, 0, start, len(it)) for it, start in starts}
+        find: Find = (lambda blob, _: places.get(id(blob))) if alike else self._memory.find_or_keep
+        framed, packed = [self._encode(records[0], find, first, b"".join(alike))], None
+        for record, pieces in zip(records[1:], split[1:], strict=True):
+            is_like = type(pieces) is tuple and alike and len(pieces[1]) == len(alike[0])
+            if is_like and packed is None:
+                text = {TEXT: [pieces[0], 0, pieces[2]]}
+                packed = orjson.Fragment(to_json({**record.fields, "frame": text}))
+            framed.append(self._encode(record, find, pieces, packed=packed if is_like else None))
         return framed
 
-    def _packer(self, seq: int, memory: BlobMemory | Parts) -> _Packer:
-        return _Packer(seq=seq, memory=memory, store=pack if self.packs_samples else _as_is)
-
     def _encode(
-        self, record: Record, packer: _Packer, split: Sequence[SplitPiece] | None = None
+        self,
+        record: Record,
+        find: Find,
+        split: Sequence[SplitPiece] | None = None,
+        whole: bytes = b"",
+        packed: Any = None,
     ) -> Framed:
-        """Encode a record, whose frame may be `split` already."""
-        fields = record.fields
-        if record.kind in FRAME_KINDS and isinstance(
+        """Encode a record; in a run with its `split` frame, a blob to store, made fields."""
+        fields, packer = record.fields, _Packer(record.seq, find, self.packs_samples)
+        if whole:
+            packer.keep(whole)
+        if packed is not None and split is not None:
+            packer.add(cast("bytes", split[1]))
+        elif record.kind in FRAME_KINDS and isinstance(
             frame := fields.get("frame"), (str, bytes, Utf8Text)
         ):
             rest = {key: value for key, value in fields.items() if key != "frame"}
@@ -255,23 +252,30 @@ class RecordEncoder:
         json_header = to_json(header)
         if len(json_header) > HEADER_VALUES_MAX:  # each value takes a byte
             _check_header(record, json_header)
-        start = frame_record(json_header, packer.area_bytes)
-        framed_bytes = len(start) + packer.area_bytes
-        if framed_bytes > RECORD_BYTES_MAX:
-            raise RecordInvalid(
-                f"{record.kind} of {framed_bytes}, at most {RECORD_BYTES_MAX} bytes"
-            )
-        if packer.unpacked_bytes > UNPACKED_BYTES_MAX:
-            raise RecordInvalid(
-                f"{record.kind} unpacks to {packer.unpacked_bytes}, at most"
-                f" {UNPACKED_BYTES_MAX} bytes"
-            )
+        packer.area[0] = start = frame_record(json_header, packer.area_bytes)
+        size, unpacked, kind = len(start) + packer.area_bytes, packer.unpacked_bytes, record.kind
+        if size > RECORD_BYTES_MAX:
+            raise RecordInvalid(f"{kind} of {size}, at most {RECORD_BYTES_MAX} bytes")
+        if unpacked > UNPACKED_BYTES_MAX:
+            raise RecordInvalid(f"{kind} unpacks to {unpacked}, at most {UNPACKED_BYTES_MAX} bytes")
         return Framed(
-            pieces=[start, *packer.area],
-            framed_bytes=framed_bytes,
-            cost=header_cost(json_header) + packer.unpacked_bytes,
+            pieces=packer.area,
+            framed_bytes=size,
+            cost=header_cost(json_header) + unpacked,
             has_samples=packer.has_samples,
         )
+
+
+def _split_as(first: Sequence[SplitPiece], frame: str) -> tuple[str, bytes, str] | None:
+    """Split a frame with the same short text around its sound as the first; else None."""
+    if len(first) != 3 or not frame.isascii():
+        return None
+    head, _, tail = cast("tuple[str, bytes, str]", first)
+    is_same = frame.startswith(head) and frame.endswith(tail)
+    if not is_same or max(len(head), len(tail)) > TEXT_CHARS_INLINE:
+        return None
+    sound = decode(memoryview(frame.encode())[len(head) : len(frame) - len(tail)])
+    return None if sound is None else (head, sound, tail)
 
 
 def _alike(split: Sequence[Sequence[SplitPiece]]) -> list[bytes]:
@@ -321,19 +325,16 @@ def _cut_frame(
     return start, {"bytes": len(whole), "blake2b": digest, "is_text": is_text}
 
 
-@attrs.define(kw_only=True)
 class _Packer:
-    """Converts one record's values to JSON, and collects its blobs."""
+    """Converts one record's values to JSON, and collects its blobs, behind room for its header."""
 
-    seq: int
-    memory: BlobMemory | Parts
-    store: Callable[[bytes], Packed]
-    table: list[list[int]] = attrs.field(factory=list)
-    area: list[Piece] = attrs.field(factory=list)
-    area_bytes: int = 0
-    unpacked_bytes: int = 0
-    has_samples: bool = False
-    _inline_left: int = FRAME_CHARS_INLINE
+    def __init__(self, seq: int, find: Find, packs_samples: bool) -> None:
+        self.seq, self.find, self.packs_samples = seq, find, packs_samples
+        self.table: list[list[int]] = []
+        self.area: list[Piece] = [b""]
+        self.area_bytes = self.unpacked_bytes = 0
+        self.has_samples = False
+        self._inline_left = FRAME_CHARS_INLINE
 
     def pack_frame(
         self, frame: str | bytes | Utf8Text, split: Sequence[SplitPiece] | None
@@ -341,16 +342,16 @@ class _Packer:
         if isinstance(frame, bytes) or (isinstance(frame, str) and not _is_utf8(frame)):
             return self._pack(frame, 0)
         pieces = extract(frame) if split is None else split
-        if bytes not in map(type, pieces) and (short := _short_text(frame)) is not None:
+        if len(pieces) < 2 and (short := _short_text(frame)) is not None:
             return short
         return {TEXT: [self._pack_piece(piece) for piece in pieces]}
 
     def _pack_piece(self, piece: str | bytes | Utf8Text) -> _Json:
         if isinstance(piece, bytes):
-            return self._add(piece)
+            return self.add(piece)
         short = _short_text(piece)
         if short is None or len(short) > self._inline_left:
-            return [self._add(_utf8_of(piece))]
+            return [self.add(_utf8_of(piece))]
         self._inline_left -= len(short)
         return short
 
@@ -359,11 +360,11 @@ class _Packer:
         for key, item in value.items():
             if not isinstance(key, str):
                 raise RecordInvalid(f"record {self.seq} has the key {key!r}, not text")
-            packed["$" + key if key.startswith(RESERVED) else key] = (
+            kind = type(item)
+            packed[RESERVED + key if key[:1] == RESERVED else key] = (
                 item
-                if item is None
-                or isinstance(item, int)
-                or (type(item) is str and len(item) <= TEXT_CHARS_INLINE and item.isascii())
+                if kind in _AS_THEY_ARE
+                or (kind is str and len(item) <= TEXT_CHARS_INLINE and item.isascii())
                 else self._pack(item, depth + 1)  # most are above: saves a call
             )
         return packed
@@ -371,8 +372,8 @@ class _Packer:
     def _pack(self, value: Value, depth: int) -> _Json:
         if isinstance(value, str):
             if len(value) > TEXT_CHARS_INLINE:
-                return {TEXT: [[self._add(_utf8_of(value))]]}
-            return value if _is_utf8(value) else {WTF8: self._add(_utf8_of(value))}
+                return {TEXT: [[self.add(_utf8_of(value))]]}
+            return value if _is_utf8(value) else {WTF8: self.add(_utf8_of(value))}
         if value is None or isinstance(value, int):
             return value
         if isinstance(value, float):
@@ -380,21 +381,21 @@ class _Packer:
                 raise RecordInvalid(f"record {self.seq} holds {value}, which JSON does not")
             return value
         if isinstance(value, bytes):
-            return {BLOB: self._add(value)}
+            return {BLOB: self.add(value)}
         if depth > NESTING_MAX:
             raise RecordInvalid(f"record {self.seq} nests deeper than {NESTING_MAX}")
         if isinstance(value, (list, tuple)):
             if set(map(type, value)) == {int}:  # token ids: many, and nothing to pack
                 return list(value)
             return [self._pack(item, depth + 1) for item in value]
-        if isinstance(value, Mapping):
+        if isinstance(value, (dict, Mapping)):  # checking only the ABC is slow
             return self.pack_mapping(value, depth)
         raise RecordInvalid(f"record {self.seq} holds a {type(value).__name__}")
 
-    def _add(self, blob: bytes) -> int:
+    def add(self, blob: bytes) -> int:
         """Store a blob or a reference to it; return its index in the table."""
         index = len(self.table)
-        found = self.memory.find_or_keep(blob, (self.seq, index))
+        found = self.find(blob, (self.seq, index))
         if found is not None:
             self.unpacked_bytes += len(blob)
             self.table.append(list(found))
@@ -405,7 +406,7 @@ class _Packer:
     def keep(self, blob: bytes) -> None:
         """Store a blob."""
         self.unpacked_bytes += len(blob)
-        packed = self.store(blob)
+        packed = pack(blob) if self.packs_samples else Packed(RAW, blob)
         self.table.append([packed.codec, len(blob), len(packed.stored)])
         self.area_bytes += len(packed.stored)
         self.has_samples |= packed.codec != RAW
@@ -416,18 +417,11 @@ class _Packer:
             self.area.append(packed.stored)
 
 
-def _as_is(blob: bytes) -> Packed:
-    return Packed(RAW, blob)
-
-
 def _is_utf8(text: str) -> bool:
-    if text.isascii():
-        return True
     try:
-        text.encode()
+        return text.isascii() or text.encode() != b""
     except UnicodeEncodeError:
         return False
-    return True
 
 
 def _start_of(text: Utf8Text, chars: int) -> str:

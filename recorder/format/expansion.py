@@ -65,8 +65,7 @@ def header_cost(header: bytes) -> int:
 
 def count_values(header: bytes) -> int:
     """Count separators of JSON values, those in strings too: an upper bound of the values."""
-    found = header.count
-    return found(b",") + found(b":") + found(b"[") + found(b"{")
+    return len(header) - len(header.translate(None, b",:[{"))
 
 
 def check_values(header: bytes) -> None:

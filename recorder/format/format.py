@@ -159,9 +159,9 @@ def chain_of(previous: bytes, header: BlockHeader, compressed: Piece) -> bytes:
     return digest.digest()
 
 
-def pack_header(header: BlockHeader) -> bytes:
-    """Return the skippable frame of a block, `HEADER_BYTES` long."""
-    head = _pack_fields(header) + header.chain
+def pack_header(header: BlockHeader, chain: bytes | None = None) -> bytes:
+    """Return the skippable frame of a block, `HEADER_BYTES` long; `chain` in place of its own."""
+    head = _pack_fields(header) + (chain or header.chain)
     return head + _CRC.pack(zlib.crc32(head))
 
 

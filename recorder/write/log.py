@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -85,7 +85,7 @@ class _Waiter:
 
 @attrs.define(eq=False, kw_only=True)
 class Shared:
-    """State shared by all logs of a recorder, guarded by the lock of `changed`.
+    """State shared by all logs of a recorder, guarded by `lock`.
 
     Attributes:
         session_bytes_max: backlog at which one log is full.
@@ -104,8 +104,9 @@ class Shared:
     serve_here: Callable[[], None]
     clock: Callable[[], float]
     loops: dict[object, Loop] = attrs.field(factory=dict)
+    lock: threading.Lock = attrs.field(factory=threading.Lock)
     changed: threading.Condition = attrs.field(
-        factory=lambda: threading.Condition(threading.Lock())
+        default=attrs.Factory(lambda self: threading.Condition(self.lock), takes_self=True)
     )
     called_up: deque[SessionLog] = attrs.field(factory=deque)
     backlog_bytes: int = 0
@@ -134,8 +135,8 @@ class Shared:
 
     def wake(self) -> None:
         """Wake those collected; without the lock and last, or they would wait for this thread."""
-        with suppress(IndexError):
-            while True:  # an atomic step each, for several threads may do this
+        while self._done:
+            with suppress(IndexError):  # another thread may have taken it
                 waiter = self._done.popleft()
                 waiter.loop.call_soon(waiter.event.set)
 
@@ -206,7 +207,7 @@ class SessionLog:
         for record in records:
             if record.kind in _NOT_APPENDED:
                 raise LogMisuse(f"{record.kind!r} is written by opening and finishing the log")
-        self.put(*records, urgent=urgent)
+        self.put(records, urgent=urgent)
 
     async def written(self, seq: int) -> None:
         """Wait until write(2) took record `seq`, and have it written now.
@@ -241,7 +242,7 @@ class SessionLog:
         if FIN_FIELDS & fields.keys():
             raise LogMisuse(f"fin takes {sorted(FIN_FIELDS & fields.keys())} from the recorder")
         record = Record(kind="fin", seq=self.next_seq, at_ns=at_ns, fields=fields)
-        self.put(record, urgent=True, is_last=True)
+        self.put([record], urgent=True, is_last=True)
         await self.written(record.seq)
 
     def abandon(self, reason: str) -> None:
@@ -251,7 +252,7 @@ class SessionLog:
 
     def discard(self) -> None:
         """Have the file removed entirely; this is not counted as a failure."""
-        with self._shared.changed:
+        with self._shared.lock:
             self.is_unwanted = True
             if self.failure is None:
                 self._give_up(LogFailed(f"{self.path.name} is not wanted"))
@@ -266,20 +267,21 @@ class SessionLog:
 
     def leave(self) -> None:
         """Note that the file of a discarded log is removed; called by the recorder."""
-        with self._shared.changed:
+        with self._shared.lock:
             self._is_gone = True
             self._shared.collect(self._leavers)
         self._shared.wake()
 
-    def put(self, *records: Record, urgent: bool, is_last: bool = False) -> None:
+    def put(self, records: Sequence[Record], *, urgent: bool, is_last: bool = False) -> None:
         """Take any records, see `append`; called by the recorder."""
-        sizes = [size_bytes(record.fields) + RECORD_OVERHEAD_BYTES for record in records]
         shared = self._shared
         bytes_max = shared.session_bytes_max + RECORD_BYTES_MAX
-        with shared.changed:
-            self.queued_at = self.queued_at if self._queue else shared.clock()
-            self.awaited_at = shared.clock() if urgent else self.awaited_at
-            for record, size in zip(records, sizes, strict=True):
+        with shared.lock:
+            now = shared.clock()
+            self.queued_at = self.queued_at if self._queue else now
+            self.awaited_at = now if urgent else self.awaited_at
+            for record in records:
+                size = size_bytes(record.fields) + RECORD_OVERHEAD_BYTES
                 if self._is_ended or (shared.is_closing and self.failure is None):
                     of = f"{record.kind} {record.seq}"
                     raise LogMisuse(f"{self.path.name} has ended, {of} is too late")
@@ -302,7 +304,7 @@ class SessionLog:
 
     def take(self, bytes_max: int) -> tuple[list[Record], int]:
         """Take queued records up to `bytes_max` (at least one; all if failed), and their size."""
-        with self._shared.changed:
+        with self._shared.lock:
             records, size, queue = list[Record](), 0, self._queue
             if not self.file.is_dirty:
                 self.unsynced_at = self.queued_at
@@ -317,13 +319,13 @@ class SessionLog:
 
     def advance(self, seq: int) -> None:
         """Note that write(2) took everything up to `seq`; the recorder calls `wake` then."""
-        with self._shared.changed:
+        with self._shared.lock:
             self.written_seq = seq
             self._shared.collect(self._waiters)
 
     def release(self, size: int) -> bool:
         """Note that `size` bytes were freed; return whether the log must be served again now."""
-        with self._shared.changed:
+        with self._shared.lock:
             self.backlog_bytes -= size
             self._shared.backlog_bytes -= size
             self._is_in_line = self._is_due
@@ -335,13 +337,13 @@ class SessionLog:
 
         Only if they came before `since`, or since then none was urgent, as the next might be.
         """
-        with self._shared.changed:
+        with self._shared.lock:
             if self._queue and min(self.queued_at, self.awaited_at) <= since:
                 self._call_up()
 
     def fail(self, failure: LogFailed, *, notify: bool) -> None:
         """Fail the log for good, from any thread; the recorder's thread closes the file."""
-        with self._shared.changed:
+        with self._shared.lock:
             if self.failure is not None:
                 return
             self._shared.failures += 1
@@ -371,7 +373,7 @@ class SessionLog:
         loop = self._shared.loop()
         assert loop is not None, "only a task can wait"
         waiter = _Waiter(is_done=is_done, event=anyio.Event(), loop=loop)
-        with self._shared.changed:
+        with self._shared.lock:
             is_over = is_done()
             if not is_over:
                 waiters.append(waiter)
@@ -381,7 +383,7 @@ class SessionLog:
         try:
             await (anyio.lowlevel.checkpoint() if is_over else waiter.event.wait())
         except BaseException:
-            with self._shared.changed:
+            with self._shared.lock:
                 if waiter in waiters:
                     waiters.remove(waiter)
             raise

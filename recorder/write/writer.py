@@ -189,7 +189,7 @@ class Recorder:
         """
         file = self._file(path, self._compressor)
         log = self._keep(SessionLog(self._shared, file, on_failure))
-        log.put(Record(kind="session", seq=0, at_ns=at_ns, fields=fields), urgent=True)
+        log.put([Record(kind="session", seq=0, at_ns=at_ns, fields=fields)], urgent=True)
         return log
 
     def reopen(self, path: Path) -> LogFile:
@@ -221,7 +221,7 @@ class Recorder:
         return LogFile(path, disk=self._disk, compressor=compressor, directories=self._directories)
 
     def _keep(self, log: SessionLog) -> SessionLog:
-        with self._shared.changed:
+        with self._shared.lock:
             if self._shared.is_closing:
                 raise LogMisuse(f"the recorder is closed, {log.path.name} cannot be opened")
             self._logs[log] = None
@@ -300,11 +300,11 @@ class Recorder:
         self._serve_a_round()
         self._shared.serve_here()
         is_synced = self._policy.durability != "none"  # else only at the end
-        for log in tuple(self._logs) if is_synced else ():
-            is_due = log.file.is_dirty and log.unsynced_at <= due_at
-            if is_due and log.failure is None and log not in self._syncing:
-                self._syncing.add(log)
-                self._syncer.ask(partial(self._sync, log))
+        dirty = [log for log in tuple(self._logs) if is_synced and log.file.is_dirty]
+        due = [log for log in dirty if log.unsynced_at <= due_at and log not in self._syncing]
+        if due := [log for log in due if log.failure is None]:
+            self._syncing.update(due)
+            self._syncer.ask(partial(self._sync, due))
 
     def _serve_called_up(self) -> None:
         while self._shared.called_up or self._had_a_turn:
@@ -376,14 +376,15 @@ class Recorder:
         except Exception as error:  # whatever it is, it must not reach other logs
             self._fail(log, error)
 
-    def _sync(self, log: SessionLog) -> None:
-        """Sync a log that goes on; runs in the syncer's thread."""
-        try:
-            log.file.sync()
-        except Exception as error:  # as above
-            self._fail(log, error)
-        finally:
-            self._syncing.discard(log)
+    def _sync(self, logs: list[SessionLog]) -> None:
+        """Sync logs that go on; runs in the syncer's thread."""
+        for log in logs:
+            try:
+                log.file.sync()
+            except Exception as error:  # as above
+                self._fail(log, error)
+            finally:
+                self._syncing.discard(log)
 
     def _fail(self, log: SessionLog, error: BaseException) -> None:
         failure = LogFailed(f"{log.path.name} failed: {type(error).__name__}: {error}")
@@ -404,7 +405,7 @@ class Recorder:
             log.leave()
 
     def _drop(self, log: SessionLog) -> None:
-        with self._shared.changed:
+        with self._shared.lock:
             self._logs.pop(log, None)
             self._shared.logs = len(self._logs)
         log.file.close()

@@ -151,7 +151,7 @@ class Journal:
             return ready_now
         urgent = not _AWAITED.isdisjoint(map(type, effects))
         recorded = step_records(session, event, effects, self._hashes)
-        if session.is_resumable:
+        if urgent and session.is_resumable:
             self._note_frames(recorded)
         self._append(event.at_ns, recorded, urgent=urgent)
         if self._log is None or not urgent:

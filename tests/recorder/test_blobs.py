@@ -166,5 +166,5 @@ def test_what_is_no_span_stays_text(text: str) -> None:
 
 def test_a_frame_of_quotes_is_bounded() -> None:
     """A hostile frame of nothing but quotes must not hold up the logs of all sessions."""
-    text = '"' * (blobs.QUOTES_MAX + 5) + "A" * 100 + '"'
+    text = '"' * (blobs.QUOTES_MAX * blobs.SPAN_CHARS_MIN + 5) + "A" * 100 + '"'
     assert blobs.extract(text) == [text]

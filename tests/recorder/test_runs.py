@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from recorder.format import encoding
 from recorder.format.blocks import Compressor
 from recorder.format.encoding import (
     FRAME_CHARS_MAX,
@@ -88,6 +89,19 @@ def test_any_frames_read_back(frames: list[str | bytes | None]) -> None:
     records = [record("rx", seq, type="FrameReceived", frame=it) for seq, it in enumerate(frames)]
     found = stored(records)
     assert [read(found, seq) for seq in reversed(range(len(frames)))] == records[::-1]
+
+
+@given(st.lists(SOUND, min_size=2, max_size=RECORDS_MAX), st.sampled_from(["", "a" * 4200, "é"]))
+def test_what_is_encoded_once_for_a_run_is_what_each_record_would_have(
+    sounds: list[bytes], note: str
+) -> None:
+    """A log's bytes would depend on how a client's messages were read."""
+    frame = PIECE.replace("{", f'{{"note":"{note}",', 1)
+    records = [piece(seq, sound, frame) for seq, sound in enumerate(sounds)]
+    quick = RecordEncoder().encode_run(records)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoding, "_split_as", lambda *_: None)
+        assert quick == RecordEncoder().encode_run(records)
 
 
 def test_other_long_text_takes_no_part_of_the_sound() -> None:

@@ -76,10 +76,13 @@ async def test_a_second_of_a_session_is_one_block(
 
         await second(0)
         handed_over.count, blocks = 0, recorder.statistics.blocks
+        records = sum(log.next_seq for log in recorder._logs)
         disk.calls.clear()
         for number in range(1, SECONDS):
             await second(number)
         units = SESSIONS * (SECONDS - 1)
+        records = sum(log.next_seq for log in recorder._logs) - records
+        assert 9 * units <= records <= 9.2 * units
         assert recorder.statistics.blocks - blocks == units
         assert handed_over.count == units
         assert disk.calls.count("write") == units
