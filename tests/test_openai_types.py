@@ -54,7 +54,7 @@ def parts_of(body: Any) -> list[dict[str, Any]]:
         return [part for each in body for part in parts_of(each)]
     if not isinstance(body, dict):
         return []
-    own = body["content"] if body.get("object") == "realtime.item" else []
+    own = body["content"] if body.get("object") == "realtime.item" and "content" in body else []
     return own + [part for each in body.values() for part in parts_of(each)]
 
 

@@ -59,9 +59,6 @@ CANNOT: Final[Mapping[str, str]] = {
             "audio.input.turn_detection.type=server_vad",
             "audio.output.voice",
             "output_modalities[]=text",
-            "tool_choice=none",
-            *(f"tools[].{name}" for name in ("name", "type", "description", "parameters")),
-            "tools[].type=function",
             *("tools[].description absent", "tools[].parameters absent"),
         )
     },
@@ -101,7 +98,7 @@ NO_SUCH_REQUEST: Final[Mapping[Gate, frozenset[Request]]] = {
         (Gate.WAITING, Gate.KEPT, Gate.CONNECTED, Gate.OPENING),
         OF_OPENAI | OF_OMNI | {Request.COMMIT},
     ),
-    Gate.ACTIVE: (OF_OPENAI - {Request.CANCEL}) | OF_OMNI | {Request.COMMIT},
+    Gate.ACTIVE: (OF_OPENAI - {Request.CANCEL, Request.RESPOND}) | OF_OMNI | {Request.COMMIT},
     Gate.STEERED: OF_TOOLS
     | frozenset({Request.SEE, Request.PAUSE, Request.RESUME})
     | {Request.MUTE, Request.UNMUTE, Request.UPDATE},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Final
 
 import attrs
@@ -12,10 +13,11 @@ from ..values import openai as oa
 from ..values.behaviour import AWAITED_EVENTS, CUTS_WORDS, RESPONSE_OPTIONS
 from ..values.errors import ErrorCode
 from ..values.limits import ITEMS_CHARS_MAX, ITEMS_MAX, MS_PER_S, NS_PER_S
-from ..values.messages import Speech
-from ..values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, rate_of
+from ..values.messages import Speech, ToolCalled
+from ..values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, ToolResult, rate_of
 from ..values.openai import Item, Part, as_prompt
 from ..values.requests import ClientMessage
+from ..values.utf8 import Refused
 from ..wire.audio import HISTORY_BYTES
 from .core import Step
 from .peer import Peer
@@ -101,10 +103,17 @@ class Conversation:
             kept = list(self.items.items())
             at = 0 if after == FIRST else [*self.items].index(after) + 1
             self.items = dict([*kept[:at], (item.id, item), *kept[at:]])
-        chars = sum(len(part.text) for kept in self.items.values() for part in kept.parts)
+        chars = sum(kept.chars for kept in self.items.values())
         while len(self.items) > ITEMS_MAX or chars > ITEMS_CHARS_MAX:
-            oldest = self.items.pop(next(iter(self.items)))
-            chars -= sum(len(part.text) for part in oldest.parts)
+            chars -= self.items.pop(next(iter(self.items))).chars
+
+    def refusal(self, message: ClientMessage) -> Refused | None:
+        """Refuse the result of a call that waits for none."""
+        if not isinstance(message, oa.CreateItem) or not isinstance(message.item.call, ToolResult):
+            return None
+        if self.step.limits.duplex_tools:
+            return self.loop.tools.refusal(message.item.call, "$.item.call_id")
+        return Refused(code=ErrorCode.UNSUPPORTED, message="$.item.type: no tools")
 
     def create_item(self, message: oa.CreateItem) -> None:
         """Add an item; before the first sound, its text is part of the prompt."""
@@ -116,6 +125,8 @@ class Conversation:
             text = "$.previous_item_id: there is no such item"
             self.peer.send_error(ErrorCode.ITEM_NOT_FOUND, text)
             return
+        if isinstance(item.call, ToolResult):
+            self.loop.tools.returned(item.call)
         self.loop.input.show(item.pictures)
         parts = tuple(attrs.evolve(part, picture=b"") for part in item.parts)
         item = attrs.evolve(item, id=item.id or self.new_id(), parts=parts)
@@ -230,14 +241,39 @@ class Conversation:
         self.peer.send_error(code, "there is no such response in progress")
         return False
 
-    def end_unbegun(self, status: oa.ReplyStatus, reason: oa.ReplyReason = "", **why: Any) -> None:
-        """Begin and end the response that was asked for: it does not come."""
+    def end_unbegun(
+        self,
+        status: oa.ReplyStatus,
+        reason: oa.ReplyReason = "",
+        *,
+        calls: Sequence[ToolCalled] = (),
+        **why: Any,
+    ) -> None:
+        """Begin and end a response without speech: one that does not come, or only calls."""
         reply = self._new_reply(self.loop.next_response_id)
         self.loop.responses += 1
         self.peer.send(oa.ReplyState(reply=reply))
-        self.peer.send(
-            oa.ReplyState(reply=attrs.evolve(reply, status=status, reason=reason, **why))
-        )
+        items = self._send_calls(reply.id, calls, 0)
+        reply = attrs.evolve(reply, status=status, reason=reason, items=items, **why)
+        self.peer.send(oa.ReplyState(reply=reply))
+
+    def _send_calls(self, name: str, calls: Sequence[ToolCalled], at: int) -> tuple[Item, ...]:
+        """Send calls as items of a response, from a place in it on."""
+        items = []
+        for index, made in enumerate(calls, at):
+            item = Item(id=self.new_id(), role="assistant", call=made.call)
+            bare = attrs.evolve(made.call, arguments="")
+            begun, previous = attrs.evolve(item, status="in_progress", call=bare), self.last_id
+            self.keep(item)
+            place: dict[str, Any] = {"response_id": name, "index": index}
+            self.peer.send(oa.ReplyStep(kind="item_added", item=begun, **place))
+            self.peer.send(oa.ItemStep(kind="added", item=begun, previous_id=previous))
+            self.peer.send(oa.ReplyStep(kind="call_delta", item=item, **place))
+            self.peer.send(oa.ReplyStep(kind="call_done", item=item, **place))
+            self.peer.send(oa.ReplyStep(kind="item_done", item=item, **place))
+            self.peer.send(oa.ItemStep(kind="done", item=item, previous_id=previous))
+            items.append(item)
+        return tuple(items)
 
     def _new_reply(self, response_id: str) -> oa.Reply:
         asked, self.asked = self.asked, oa.Respond()
@@ -281,9 +317,15 @@ class Conversation:
         self.peer.send(left)
 
     def end_reply(
-        self, status: Any, reason: oa.ReplyReason = "", *, fault: str = "", message: str = ""
+        self,
+        status: Any,
+        reason: oa.ReplyReason = "",
+        *,
+        fault: str = "",
+        message: str = "",
+        calls: Sequence[ToolCalled] = (),
     ) -> None:
-        """End the response in progress, if there is one."""
+        """End the response in progress, if there is one, with calls after its speech."""
         reply, self.reply = self.reply, None
         if reply is None:
             return
@@ -318,7 +360,7 @@ class Conversation:
             reason=reason,
             fault=fault or reply.fault,
             message=message if fault else reply.message,
-            items=(item,),
+            items=(item, *self._send_calls(name, calls, 1)),
         )
         self.peer.send(oa.ReplyState(reply=ended))
 

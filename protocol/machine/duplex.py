@@ -16,7 +16,7 @@ from ..values.behaviour import SENDS_USER_WORDS
 from ..values.errors import ErrorCode
 from ..values.limits import UNIT_FRAMES_MAX
 from ..values.live import UserWords
-from ..values.messages import Interrupted, Listen, Paused, Resumed, Speech, ToolsState
+from ..values.messages import Interrupted, Listen, Paused, Resumed, Speech, ToolCalled, ToolsState
 from ..values.model import UNIT_BYTES, ToolResult
 from ..values.requests import Append, ClientMessage, Init, Interrupt, Pause, Resume, See, TellModel
 from ..values.state import Gate, SessionKind
@@ -168,6 +168,11 @@ class Duplex(Kind):
     def send_outcome(self, outcome: Listen | Speech) -> None:
         """Send a unit's outcome."""
         self.peer.send(outcome)
+
+    def send_calls(self, calls: Sequence[ToolCalled]) -> None:
+        """Send the calls of tools that the model made in a unit."""
+        for call in calls:
+            self.peer.send(call)
 
     def user_transcribed(self, event: ev.UserTranscribed) -> None:
         """Send what the user said, to a client that asked for it."""

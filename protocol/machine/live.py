@@ -5,8 +5,10 @@
 - Each unit is answered by a second of sound, so that the sound is the session's time line: silence
   for a listen, before a turn's short first piece and after its short last one. What a turn's last
   piece has above a second begins the next one.
-- Only tools, of which none is called, can be changed in a session that is set up; an update is
-  answered by what is in force.
+- A call of a tool is a delegated response by itself, whose result the model gets like any other
+  input: it goes on without being asked.
+- Only tools can be changed in a session that is set up, to fewer than the model was opened with; an
+  update is answered by what is in force.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ import attrs
 
 from ..values import events as ev
 from ..values import live as lv
+from ..values import openai as oa
 from ..values.errors import ErrorCode
 from ..values.limits import INSTRUCTIONS_CHARS_MAX, MODEL_CHARS_SHOWN, MS_PER_S, USAGE_UNITS
-from ..values.messages import EndReason, Listen, Metrics, Speech
-from ..values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, Coding, Tool
+from ..values.messages import EndReason, Listen, Metrics, Speech, ToolCalled
+from ..values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, Coding, Tool, ToolResult
 from ..values.openai import as_prompt
 from ..values.requests import Append, AppendSound, ClientMessage, Init, VoiceName
 from ..values.state import Gate, SessionKind
@@ -67,6 +70,8 @@ class Live(Kind):
         lv.Mute: attrgetter("mute"),
         lv.Unmute: attrgetter("unmute"),
         lv.Update: attrgetter("update"),
+        ToolResult: attrgetter("loop.tools.returned"),
+        oa.Respond: attrgetter("respond"),
         ev.Forked: attrgetter("setup.forked"),
         ev.SpeechStarted: attrgetter("loop.speech_started"),
         ev.SpeechStopped: attrgetter("loop.speech_stopped"),
@@ -114,14 +119,15 @@ class Live(Kind):
             live=self._in_force,
             client_event_id=self.settings.event_id,
         )
-        if self.settings.delegation == "responses":
+        is_called = self.settings.tools and self.step.limits.duplex_tools
+        if self.settings.delegation == "responses" and not is_called:
             text = "the model answers by itself: nothing is delegated"
             self.peer.send(lv.Notice(code="nothing_delegated", text=text))
         self._send_tools_notice(())
 
     def _send_tools_notice(self, before: Sequence[Tool]) -> None:
         """Say once that no tool is called, of those that are offered now."""
-        if self.settings.tools and not before:
+        if self.settings.tools and not (before or self.step.limits.duplex_tools):
             text = "tools are kept, and no call of them is made"
             self.peer.send(lv.Notice(code="tools_not_called", text=text))
 
@@ -129,6 +135,13 @@ class Live(Kind):
         """Return to CONNECTED: the client may send a better init."""
         self.peer.send_error(ErrorCode.INVALID_PAYLOAD, message)
         self.timers.set("init", self.step.limits.init_wait_s)
+
+    def timed_out(self, name: ev.TimerName) -> None:
+        """Handle a timer: calls whose time is over end, and not the session."""
+        if name == "calls":
+            self.loop.tools.expire()
+        else:
+            super().timed_out(name)
 
     def finish(self, reason: EndReason) -> None:
         """Tell why a session expires."""
@@ -145,12 +158,20 @@ class Live(Kind):
         """Accept an init; what was said before is a part of the prompt, which a fork has."""
         if self.step.is_forking:
             self.settings = _inherited(self.settings, init.live)
+            self._offer(self.settings.tools)
             self.setup.init(init)
             return
         self.settings, self.instructions = init.live, init.instructions
         self.voice = init.ref_audio.name if isinstance(init.ref_audio, VoiceName) else ""
         prompt = as_prompt(init.instructions, init.live.history)
-        self.setup.init(attrs.evolve(init, instructions=prompt))
+        tools = init.live.tools if self.step.limits.duplex_tools else ()
+        self.setup.init(attrs.evolve(init, instructions=prompt, tools=tools))
+
+    def _offer(self, tools: tuple[Tool, ...]) -> None:
+        """Take tools, of an open model only those that it has."""
+        if self.step.limits.duplex_tools:
+            tools = self.loop.tools.choose(tools)
+        self.settings = attrs.evolve(self.settings, tools=tools)
 
     def refusal(self, message: ClientMessage) -> Refused | None:
         """Refuse an unknown model, and more text than a prompt may have."""
@@ -164,6 +185,12 @@ class Live(Kind):
             case Init(live=lv.LiveSettings(model=model)) if model not in known:
                 text = f"$.session.model: there is no model {model[:MODEL_CHARS_SHOWN]!r} here"
                 return Refused(code=ErrorCode.MODEL_NOT_FOUND, message=text)
+            case ToolResult() | oa.Respond() if not self.step.limits.duplex_tools:
+                name = "item.create" if isinstance(message, ToolResult) else "create"
+                text = f"$.type: response.{name}, which the model cannot do"
+                return Refused(code=ErrorCode.UNSUPPORTED, message=text)
+            case ToolResult():
+                return self.loop.tools.refusal(message, "$.item.call_id")
         return self.sound.refusal(message) or self.setup.refusal(message)
 
     @property
@@ -226,9 +253,12 @@ class Live(Kind):
         """Take tools, and tell what is in force."""
         before = self.settings.tools
         if message.tools is not None:
-            self.settings = attrs.evolve(self.settings, tools=message.tools)
+            self._offer(message.tools)
         self.peer.send(lv.Updated(live=self._in_force, client_event_id=message.event_id))
         self._send_tools_notice(before)
+
+    def respond(self, message: oa.Respond) -> None:
+        """Do nothing: the model goes on by itself."""
 
     # -- out ------------------------------------------------------------------------------------
 
@@ -274,6 +304,11 @@ class Live(Kind):
             input_id=outcome.input_id,
             metrics=outcome.metrics,
         )
+
+    def send_calls(self, calls: Sequence[ToolCalled]) -> None:
+        """Send calls of tools, at their place in the time line."""
+        for call in calls:
+            self.peer.send(attrs.evolve(call, unit=self.seconds - 1))
 
     def user_transcribed(self, event: ev.UserTranscribed) -> None:
         """Tell what the user said."""

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import ClassVar, Final
 
@@ -22,7 +23,7 @@ from ..values import omni as om
 from ..values import openai as oa
 from ..values.errors import ErrorCode
 from ..values.limits import ANSWER_UNITS, MS_PER_S, NS_PER_S
-from ..values.messages import EndReason, Listen, Metrics, Speech
+from ..values.messages import EndReason, Listen, Metrics, Speech, ToolCalled
 from ..values.model import (
     INPUT_RATE_HZ,
     OUTPUT_RATE_HZ,
@@ -43,7 +44,7 @@ from .unit_loop import UnitLoop
 
 _SOUND: Final = (Part(kind="input_audio"),)
 _FIXED: Final = "the model is set up already, and takes no other: leave it out"
-_PLACES: Final = {"instructions": ".instructions", "ref_audio": ".ref_audio"}
+_PLACES: Final = {it: f".{it}" for it in ("instructions", "ref_audio", "tools")}
 
 
 @attrs.define(eq=False)
@@ -78,7 +79,7 @@ class Omni(Kind):
         oa.ClearSound: attrgetter("clear_sound"),
         oa.Respond: attrgetter("respond"),
         oa.CancelResponse: attrgetter("cancel_response"),
-        oa.CreateItem: attrgetter("conversation.create_item"),
+        oa.CreateItem: attrgetter("create_item"),
         oa.DeleteItem: attrgetter("conversation.delete_item"),
         oa.RetrieveItem: attrgetter("conversation.retrieve_item"),
         oa.TruncateItem: attrgetter("conversation.truncate_item"),
@@ -150,13 +151,13 @@ class Omni(Kind):
     def refusal(self, message: ClientMessage) -> Refused | None:
         """Refuse an unknown model, and what an open model cannot be given any more."""
         if not isinstance(message, Init):
-            return self.loop.input.refusal(message)
+            return self.loop.input.refusal(message) or self.conversation.refusal(message)
         code, text, name = ErrorCode.UNSUPPORTED, "", message.omni.model
         before = self.requested
         if name not in (None, "", *self.step.limits.models):
             code, text = ErrorCode.MODEL_NOT_FOUND, f"$.session.model: {no_model(name or '')}"
         elif before is not None and self.peer.is_active:
-            for field in ("instructions", "ref_audio", "config"):
+            for field in ("instructions", "ref_audio", "config", "tools"):
                 asked, plain = getattr(message, field), getattr(Init(instructions=""), field)
                 if asked not in (plain, getattr(before, field)):
                     text = f"$.session{_PLACES.get(field, '')}: {_FIXED}"
@@ -280,7 +281,10 @@ class Omni(Kind):
 
     def timed_out(self, name: ev.TimerName) -> None:
         """Handle a timer; a client that sends nothing is silent."""
-        if name != "silence":
+        if name == "calls":
+            self.loop.tools.expire()
+            self._expect_result()
+        elif name != "silence":
             super().timed_out(name)
         elif self.due_units and not self.peer.is_detached:
             left_ns = self.sound_ns + AWAY_NS - self.step.now_ns
@@ -289,6 +293,17 @@ class Omni(Kind):
                 return
             if self.loop.unit is None and not self.loop.units_waiting:
                 self._take_silence()
+            self._expect_answer()
+
+    def create_item(self, message: oa.CreateItem) -> None:
+        """Add an item; the result of a call is answered without being asked for."""
+        self.conversation.create_item(message)
+        self._expect_result()
+
+    def _expect_result(self) -> None:
+        """Have the model fed what tools returned, if the client sends no sound."""
+        if self.loop.tools.waiting:
+            self.due_units = max(self.due_units, ANSWER_UNITS + self.loop.units_waiting)
             self._expect_answer()
 
     # -- responses ------------------------------------------------------------------------------
@@ -334,12 +349,28 @@ class Omni(Kind):
             self.conversation.end_unbegun("cancelled", reason)
             self.peer.send(om.RateLimits())
 
-    def _finish(self, status: oa.ReplyStatus, reason: oa.ReplyReason = "", fault: str = "") -> None:
+    def send_calls(self, calls: Sequence[ToolCalled]) -> None:
+        """Send calls in the response in progress, which they end, or in one of their own."""
+        self.is_asked = False
+        if self.conversation.reply is None:
+            self.conversation.end_unbegun("completed", calls=calls)
+            self.peer.send(om.RateLimits())
+        else:
+            self.loop.response_id = None
+            self._finish("completed", calls=calls)
+
+    def _finish(
+        self,
+        status: oa.ReplyStatus,
+        reason: oa.ReplyReason = "",
+        fault: str = "",
+        calls: Sequence[ToolCalled] = (),
+    ) -> None:
         """End the response in progress, if there is one."""
         reply = self.conversation.reply
         if reply is None:
             return
-        self.conversation.end_reply(status, reason, fault=fault)
+        self.conversation.end_reply(status, reason, fault=fault, calls=calls)
         self.peer.send(om.RateLimits())
         if status == "cancelled" and self.session.history == "ack_only":
             self._truncate(oa.item_of(reply.id))

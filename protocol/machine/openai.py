@@ -10,12 +10,15 @@
 - A client may stop sending: while an answer is due, or goes on, the model gets silence in its
   place, a second each second.
 - At its time limit it waits for the words of the last speech, then reports its end.
+- A call of a tool ends the response in which it is made, or is one by itself, as the clients of the
+  API wait for that end to return a result. What the model says then is another response.
 - The model decides when it speaks. Where it can be made to (`can_speak`), it answers a request for
   a response; else that response fails if the model listens on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import ClassVar, Final
 
@@ -46,7 +49,7 @@ from ..values.limits import (
     NS_PER_S,
     UNITS_PENDING_MAX,
 )
-from ..values.messages import EndReason, Listen, Speech
+from ..values.messages import EndReason, Listen, Speech, ToolCalled
 from ..values.model import OUTPUT_RATE_HZ, SAMPLE16_BYTES, SAMPLE_BYTES, Coding, rate_of
 from ..values.openai import Item, Part
 from ..values.requests import Append, AppendSound, ClientMessage, Init, VoiceName
@@ -195,6 +198,7 @@ class OpenAI(Kind):
         return (
             format_refusal(self.step, message, self.settings, samples)
             or self.sound.refusal(message)
+            or self.conversation.refusal(message)
             or self._backlog_refusal(message)
         )
 
@@ -252,8 +256,7 @@ class OpenAI(Kind):
             now = attrs.evolve(now, detection=message.detection)
             speech.must_listen = False
             speech.is_speaking = speech.is_speaking and message.detection is not None
-        if message.tools is not None:
-            now = attrs.evolve(now, tools=message.tools)
+        now = self._offer(message, now)
         if message.transcribes is not None:
             named = self.step.limits.transcriber if message.transcribes else ""
             now = attrs.evolve(now, transcriber=named)
@@ -269,6 +272,17 @@ class OpenAI(Kind):
             self.peer.send(oa.Configured(openai=now))
         else:
             self.updates = min(self.updates + 1, UPDATES_MAX)
+
+    def _offer(self, message: oa.Configure, now: oa.OpenAISession) -> oa.OpenAISession:
+        """Return settings with the tools of a change; an open model has no others than before."""
+        calls, tools = self.loop.tools, now.tools if message.tools is None else message.tools
+        if not self.step.limits.duplex_tools:
+            return attrs.evolve(now, tools=tools, tool_choice="none" if tools else "auto")
+        choice = message.tool_choice or now.tool_choice
+        is_parallel = now.is_parallel if message.is_parallel is None else message.is_parallel
+        tools = calls.choose(tools, is_open=self._is_begun, choice=choice)
+        calls.is_serial = not is_parallel
+        return attrs.evolve(now, tools=tools, tool_choice=choice, is_parallel=is_parallel)
 
     def _forget_sound(self) -> None:
         """Forget less than a second of sound, which was read in another form."""
@@ -286,7 +300,10 @@ class OpenAI(Kind):
     def timed_out(self, name: ev.TimerName) -> None:
         """Handle a timer; a client whose sound comes, but is not a second yet, is waited for."""
         due_ns = self.sound_ns + self.step.limits.init_wait_s * NS_PER_S
-        if name == "silence":
+        if name == "calls":
+            self.loop.tools.expire()
+            self._expect_result()
+        elif name == "silence":
             self._take_silence()
         elif name == "quiet":
             self._break_silence()
@@ -373,7 +390,9 @@ class OpenAI(Kind):
         if self._is_begun or self.slot.lease is None or self.setup.migration.is_migrating:
             return
         voice = VoiceName(name=self.settings.voice) if self.settings.voice else None
-        self.setup.init(Init(instructions=self.conversation.prompt(message), ref_audio=voice))
+        tools = self.settings.tools if self.step.limits.duplex_tools else ()
+        prompt = self.conversation.prompt(message)
+        self.setup.init(Init(instructions=prompt, ref_audio=voice, tools=tools))
 
     def has_model(self) -> bool:
         """Whether the model is open; the first second of sound opens it."""
@@ -615,7 +634,14 @@ class OpenAI(Kind):
     def create_item(self, message: oa.CreateItem) -> None:
         """Add an item, and give its client time to speak."""
         self.conversation.create_item(message)
+        self._expect_result()
         self._wait_on()
+
+    def _expect_result(self) -> None:
+        """Have the model fed what tools returned, if the client sends no sound."""
+        if self.loop.tools.waiting:
+            self.due_units = max(self.due_units, ANSWER_UNITS + self._behind)
+            self._expect_answer()
 
     def respond(self, message: oa.Respond) -> None:
         """Ask the model for a response, in the next seconds."""
@@ -720,6 +746,15 @@ class OpenAI(Kind):
         self.due_units = 0 if is_over else max(self.due_units, 2)
         self._expect_answer()
         self._take_seconds()
+
+    def send_calls(self, calls: Sequence[ToolCalled]) -> None:
+        """Send calls in the response in progress, which they end, or in one of their own."""
+        if self.conversation.reply is None:
+            self.asked_at = None
+            self.conversation.end_unbegun("completed", calls=calls)
+        else:
+            self.loop.response_id = None
+            self.conversation.end_reply("completed", calls=calls)
 
     def unit_dropped(self) -> None:
         """Go on after a waiting unit was dropped: only its sound is lost."""

@@ -26,7 +26,7 @@ from ..values.modes import OF_MODE
 from ..values.state import ACCEPT, KEEP, OPENAI_GATES, Gate, Verdict, judge
 from ..values.utf8 import KEPT_CHARS, Frame, Refused, Shortened, Utf8Text
 from ..wire.codec import dump_frame, parse_frame
-from ..wire.dialects import LEGACY_CHAT, REALTIME, TRANSCRIPTION, TRANSCRIPTION_RESPONSES
+from ..wire.dialects import LEGACY_CHAT, LIVE, REALTIME, TRANSCRIPTION, TRANSCRIPTION_RESPONSES
 from ..wire.dialects.base import Context, Dialect, Json
 from ..wire.dialects.opening import OPENING, choose
 from ..wire.dialects.shared import OPENAI_SESSIONS, STANDALONE, TOOL_RESULT, is_openai_update
@@ -357,6 +357,8 @@ def _classified(kind: Kind, body: Json) -> rq.Request:
     is_chat, is_known = kind.step.opened.mode == "chat", True
     if body.get("type") in (TOOL_RESULT, STANDALONE):
         is_known = not is_chat and kind.step.behaves(DUPLEX_TOOLS)
+    elif kind.peer.dialect is LIVE and request in (rq.Request.TOOL_RESULT, rq.Request.RESPOND):
+        is_known = kind.step.behaves(DUPLEX_TOOLS)
     elif request is rq.Request.CANCEL and kind.peer.dialect is REALTIME:
         is_known = is_chat and kind.step.behaves(CANCELS_TURNS)
     return request if is_known else rq.Request.UNKNOWN

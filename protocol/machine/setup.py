@@ -154,6 +154,8 @@ class Setup:
         """Accept an init."""
         self.timers.cancel("init")
         self.pending = PendingInit.of(init, self.step.decode)
+        if not self.step.is_forking:
+            self.loop.tools.offered = init.tools
         self._open_if_decoded(self.pending)
 
     def refusal(self, message: ClientMessage) -> Refused | None:
@@ -194,7 +196,6 @@ class Setup:
         self.slot.call.phase = Phase.OPENING
         self.loop.max_slice_nums = pending.init.max_slice_nums
         self.loop.deferred_finalize = pending.init.config.deferred_finalize
-        self.loop.tools.offered = pending.init.tools
         tools = pending.init.tools if self.step.limits.duplex_tools else ()
         opening = pending.to_opening(self.step.opened.seed, tools)
         self.step.do(ef.OpenBackend(lease=self.slot.lease, opening=opening))

@@ -33,7 +33,7 @@ from ..values.limits import (
     TEXTS_A_SECOND,
 )
 from ..values.messages import ToolCalled
-from ..values.model import Silent, Span, Tool, ToolCall, ToolResult, UnitInput
+from ..values.model import Silent, Span, Tool, ToolCall, ToolChoice, ToolResult, UnitInput
 from ..values.requests import ClientMessage, TellModel
 from ..values.utf8 import Refused
 from .core import Step, Timers
@@ -66,6 +66,8 @@ class ToolCalls:
     Attributes:
         offered: the client's tools; none where the model calls none.
         made: calls that the model closed, those that were not sent included.
+        allowed: names of the tools that the client takes calls of now; None: of all.
+        is_serial: the client takes no call while another waits for its result.
         open: calls that were sent and have no end, by the client's id, the oldest first.
         started, waiting: events that no unit has fed yet.
         made_ns: when the last calls were sent, within a minute.
@@ -79,6 +81,8 @@ class ToolCalls:
     timers: Timers
     peer: Peer
     offered: tuple[Tool, ...] = ()
+    allowed: tuple[str, ...] | None = None
+    is_serial: bool = False
     made: int = 0
     open: dict[str, OpenCall] = attrs.Factory(dict)
     started: deque[UnitInput] = attrs.Factory(deque)
@@ -91,21 +95,20 @@ class ToolCalls:
 
     # -- the model ------------------------------------------------------------------------------
 
-    def take(self, silent: Silent, unit: int) -> None:
-        """Take what the model did in silence after a unit's speech."""
+    def take(self, silent: Silent, unit: int) -> list[ToolCalled]:
+        """Take what the model did in silence after a unit's speech; returns calls to be sent."""
         self.failures = self.failures + 1 if silent.end == "failed" else 0
-        for span in silent.spans:
-            if span.kind == "call":
-                self._called(span, unit)
+        made = [self._called(span, unit) for span in silent.spans if span.kind == "call"]
+        return [call for call in made if call is not None]
 
-    def _called(self, span: Span, unit: int) -> None:
+    def _called(self, span: Span, unit: int) -> ToolCalled | None:
         self.made += 1
         name = f"t{self.made}"
         self.started.append(UnitInput(kind="started", call=name))
         fault = span.fault or self._refuse_call(span.name)
         if fault:
             self._return(name, f"{_ERROR}{fault}")
-            return
+            return None
         now_ns, call_id = self.step.now_ns, self.step.derive("call", self.made)
         self.made_ns.append(now_ns)
         deadline_ns = now_ns + CALL_RESULT_S * NS_PER_S
@@ -113,14 +116,15 @@ class ToolCalls:
         if len(self.open) == 1:
             self.timers.set_at("calls", deadline_ns)
         call = ToolCall(id=call_id, name=span.name, arguments=span.arguments)
-        self.peer.send(ToolCalled(session_id=self.peer.session_id, call=call, unit=unit))
+        return ToolCalled(session_id=self.peer.session_id, call=call, unit=unit)
 
     def _refuse_call(self, name: str) -> str:
         """Why a call is not sent, in words for the model; empty for one that is."""
         _forget(self.made_ns, self.step.now_ns - 60 * NS_PER_S)
-        if all(tool.name != name for tool in self.offered):
+        is_allowed = self.allowed is None or name in self.allowed
+        if not is_allowed or all(tool.name != name for tool in self.offered):
             return _UNKNOWN
-        if len(self.open) >= CALLS_OPEN_MAX:
+        if len(self.open) >= (1 if self.is_serial else CALLS_OPEN_MAX):
             return _MANY_OPEN
         if len(self.made_ns) >= CALLS_A_MINUTE or self.made > CALLS_SESSION_MAX:
             return _MANY
@@ -147,12 +151,22 @@ class ToolCalls:
 
     # -- the client -----------------------------------------------------------------------------
 
-    def refusal(self, message: ClientMessage) -> Refused | None:
-        """Refuse a result that is not due, and what there is no room for."""
+    def choose(
+        self, tools: tuple[Tool, ...], *, is_open: bool = True, choice: ToolChoice = "auto"
+    ) -> tuple[Tool, ...]:
+        """Send calls only of some tools; returns those that the model has, if it is open."""
+        names = {tool.name for tool in tools}
+        if is_open:
+            tools = tuple(tool for tool in self.offered if tool.name in names)
+        self.allowed = () if choice == "none" else tuple(tool.name for tool in tools)
+        return tools
+
+    def refusal(self, message: ClientMessage, path: str = "$.tool_call_id") -> Refused | None:
+        """Refuse a result that is not due, by the path of its call, and what has no room."""
         match message:
             case ToolResult(call_id=name, output=text):
                 if name not in self.open:
-                    words = "$.tool_call_id: no call of this session that waits for a result"
+                    words = f"{path}: no call of this session that waits for a result"
                     return Refused(code=ErrorCode.INVALID_PAYLOAD, message=words)
             case TellModel(text=text):
                 if not self.step.limits.duplex_tools:

@@ -15,6 +15,7 @@ prefill -> generate -> send -> finalize (deferred) -> barrier -> next prefill
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Protocol
 
 import attrs
@@ -23,7 +24,7 @@ from ..values import effects as ef
 from ..values import events as ev
 from ..values.errors import ErrorCode
 from ..values.limits import NS_PER_MS, SPEECH_SILENCE_MS, SPEECH_THRESHOLD, UNIT_FAILURES_MAX
-from ..values.messages import EndReason, Listen, Metrics, Pending, Speech
+from ..values.messages import EndReason, Listen, Metrics, Pending, Speech, ToolCalled
 from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, SAMPLE_BYTES, Unit, UnitResult
 from ..values.requests import Append
 from ..wire.audio import to_pcm16
@@ -146,6 +147,9 @@ class UnitKind(Protocol):
 
     def send_outcome(self, outcome: Listen | Speech) -> None:
         """Send a unit's outcome."""
+
+    def send_calls(self, calls: Sequence[ToolCalled]) -> None:
+        """Send the calls of tools that the model made in a unit."""
 
     def unit_dropped(self) -> None:
         """Go on after a waiting unit was dropped."""
@@ -447,7 +451,9 @@ class UnitLoop:
             return
         self._send_held()
         if done.silent is not None and self.peer.is_active:
-            self.tools.take(done.silent, done.index)
+            calls = self.tools.take(done.silent, done.index)
+            if calls:
+                self.kind.send_calls(calls)
             if self.tools.failures >= UNIT_FAILURES_MAX:
                 self.call.settle()
                 self.kind.end("backend_error")

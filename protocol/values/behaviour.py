@@ -61,7 +61,7 @@ samples of the other format are refused by name."""
 CANCELS_TURNS: Final = 1
 """`realtime`, in chat: `response.cancel` ends an answer."""
 TAKES_TOOLS: Final = 2
-"""`openai`, `live`: tools are accepted and shown in the session, and none is called."""
+"""`openai`, `live`: tools are accepted and shown in the session, also where none is called."""
 REPORTS_LATE_INSTRUCTIONS: Final = 2
 """`openai`: a response whose instructions come too late is made, and reports that at its end."""
 AWAITED_EVENTS: Final = 2
@@ -71,7 +71,7 @@ IDLE_TURNS: Final = 2
 BACKCHANNELS: Final = 2
 """`openai`: how long speech is that interrupts may be chosen."""
 DUPLEX_TOOLS: Final = 2
-"""`realtime`, `duplex-v1`: a session may have tools, their results, and events for the model."""
+"""Duplex sessions may have tools and results; `realtime`, `duplex-v1`: events for the model too."""
 LAST_WORDS: Final = 2
 """`openai`: at its limit a session waits for the last words that it heard, or says none come."""
 SENDS_USER_WORDS: Final = 2

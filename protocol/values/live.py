@@ -10,7 +10,7 @@ from .model import LIVE_RATES_HZ, Coding, Tool
 from .openai import Item
 
 Delegation = Literal["client", "responses"]
-"""Who handles tasks that the model delegates: it never does."""
+"""Who handles tasks that the model delegates: calls of tools, for `responses`, and nothing else."""
 
 
 @attrs.frozen(kw_only=True)
@@ -21,12 +21,12 @@ class LiveSettings:
         model: a name of the server's model.
         coding: of the sound, in and out.
         rate_hz: samples a second, in and out: 24000 or 16000; of G.711 8000.
-        delegation: who handles delegated tasks, if the client said; the model delegates none.
+        delegation: who handles delegated tasks, if the client said.
         backend: the model to which they would be delegated, for `responses`.
         safety_identifier: the client's name for its user; may be empty.
         event_id: the client's name for the message; may be empty.
         history: what was said before the session.
-        tools: functions that are offered to the model for delegated tasks; none is called.
+        tools: functions that are offered to the model.
     """
 
     model: str = ""
@@ -50,13 +50,13 @@ class LiveSession:
         model: the name by which the client chose it.
         coding: of the sound, in and out.
         rate_hz: samples a second, in and out.
-        delegation: who handles delegated tasks, if the client said; the model delegates none.
+        delegation: who handles delegated tasks, if the client said.
         backend: the model to which they would be delegated, for `responses`.
         safety_identifier: the client's name for its user; may be empty.
         instructions: the system prompt; may be empty.
         voice: the name of the voice; empty for the model's own.
         store: it is being recorded.
-        tools: functions that are offered; none is called.
+        tools: functions that are offered.
     """
 
     id: str = ""

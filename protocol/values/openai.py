@@ -13,7 +13,7 @@ from typing import Final, Literal, get_args
 import attrs
 
 from .limits import SPEECH_SILENCE_MS, SPEECH_THRESHOLD
-from .model import Coding, Tool
+from .model import Coding, Tool, ToolCall, ToolChoice, ToolResult
 
 ItemRole = Literal["user", "assistant", "system", "developer"]
 ItemStatus = Literal["completed", "incomplete", "in_progress"]
@@ -45,15 +45,25 @@ class Item:
 
     Attributes:
         id: the item; empty where the client leaves it to the server.
-        role: who said it.
+        role: who said it, or made the call, or returned its result.
         status: whether it is whole.
         parts: its content.
+        call: a call of a tool, or its result, which has no content.
     """
 
     id: str = ""
     role: ItemRole
     status: ItemStatus = "completed"
     parts: tuple[Part, ...] = ()
+    call: ToolCall | ToolResult | None = None
+
+    @property
+    def chars(self) -> int:
+        """Characters of its text."""
+        match self.call:
+            case ToolCall(arguments=text) | ToolResult(output=text):
+                return len(text)
+        return sum(len(part.text) for part in self.parts)
 
     @property
     def pictures(self) -> tuple[bytes, ...]:
@@ -96,6 +106,8 @@ ReplyKind = Literal[
     "transcript_done",
     "text_delta",
     "text_done",
+    "call_delta",
+    "call_done",
 ]
 
 
@@ -139,7 +151,9 @@ class OpenAISession:
         input_format: how the client's sound is written.
         output_format: how the model's sound is written.
         transcriber: the model that transcribes the client's speech; empty without one.
-        tools: functions that the client offers; none is called.
+        tools: functions that the client offers.
+        tool_choice: whether calls of them are sent.
+        is_parallel: several calls may wait for their results at once.
     """
 
     id: str = ""
@@ -153,6 +167,8 @@ class OpenAISession:
     output_format: Coding = "audio/pcm"
     transcriber: str = ""
     tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = "auto"
+    is_parallel: bool = True
 
 
 @attrs.frozen(kw_only=True)
@@ -208,6 +224,8 @@ class Configure:
         transcribes: the client wants to be told what it said.
         transcriber: the model that a transcription session asks for.
         tools: functions that the client offers.
+        tool_choice: whether it takes calls of them.
+        is_parallel: whether it takes a call while another waits for its result.
     """
 
     instructions: str | None = None
@@ -220,6 +238,8 @@ class Configure:
     transcribes: bool | None = None
     transcriber: str | None = None
     tools: tuple[Tool, ...] | None = None
+    tool_choice: ToolChoice | None = None
+    is_parallel: bool | None = None
     ignored: tuple[str, ...] = ()
 
 
@@ -450,6 +470,7 @@ class ReplyStep:
         item: the item.
         modality: sound or text; of a part.
         text: the text, or the transcript of sound.
+        index: the place of the item in the response.
     """
 
     kind: ReplyKind
@@ -457,6 +478,7 @@ class ReplyStep:
     item: Item | None = None
     modality: Modality = "audio"
     text: str = ""
+    index: int = 0
 
 
 OpenAIRequest = (

@@ -315,6 +315,7 @@ RECEPTION: Final[Mapping[Gate, Mapping[Request, Verdict]]] = MappingProxyType(
             Request.MISPLACED: ErrorCode.INVALID_EVENT,
             **dict.fromkeys((*_OF_OPENAI, *_OF_OMNI), ErrorCode.INVALID_EVENT),
             Request.CANCEL: ACCEPT,
+            Request.RESPOND: ACCEPT,
         },
         Gate.PAUSED: {
             **dict.fromkeys(Request, ErrorCode.INVALID_EVENT),

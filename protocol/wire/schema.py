@@ -338,12 +338,19 @@ def _kind(kind: Kind) -> Schema:
         case One(table=table):
             return {**request_schema(table), **kind.schema}
         case Variants(tag=tag, tables=tables):
-            kinds = [
-                {**request_schema(table), "description": table.doc or summary(table.cls)}
-                for table in tables.values()
-            ]
-            return {"type": "object", "oneOf": kinds, "x-antiphon-tag": tag}
+            return _of_kinds(tag, tables, {word: request_schema(it) for word, it in tables.items()})
     return dict(kind.schema)
+
+
+def _of_kinds(tag: str, tables: Mapping[str, Table], kinds: Mapping[str, Schema]) -> Schema:
+    """Describe an object of several kinds, each of which has its own word in a field."""
+    described = []
+    for word, table in tables.items():
+        named = {tag: {"type": "string", "const": word}}
+        properties = {**kinds[word]["properties"], **named}
+        text = table.doc or summary(table.cls)
+        described.append({**kinds[word], "properties": properties, "description": text})
+    return {"type": "object", "oneOf": described, "x-antiphon-tag": tag}
 
 
 # -- a server's message -------------------------------------------------------------------------
@@ -389,6 +396,9 @@ def _told(kind: Kind) -> Schema:
             return {"type": "array", "items": _told(item)}
         case One(table=table):
             return {**_said(table.shape.written, table.cls, "", _tags(table)), **kind.schema}
+        case Variants(tag=tag, tables=tables):
+            said = {word: _said(it.shape.written, it.cls, "", {}) for word, it in tables.items()}
+            return _of_kinds(tag, tables, said)
     return dict(kind.schema)
 
 
@@ -425,8 +435,8 @@ def _shown_field(row: Field) -> Any:
     schema = row.kind.schema
     if row.example is not None:
         return row.example
-    if isinstance(row.kind, One):
-        return _example(row.kind.table.shape.written)
+    if isinstance(row.kind, One | Variants):
+        return answer_example(tables_in(row.kind)[0])
     if isinstance(row.kind, Items):
         return [answer_example(table) for table in tables_in(row.kind)]
     if "const" in schema or "enum" in schema:

@@ -167,7 +167,7 @@ SETTING: Final = None
 TEXT: Final = SAID
 _PLAYED: Final = "played_ms"
 """A time since the session began: one that is still to come says something else."""
-_CALL: Final = frozenset({"id", "tool_call_id"})
+_CALL: Final = frozenset({"id", "tool_call_id", "call_id"})
 _CALL_ID: Final = re.compile(r"call_[0-9a-f]{12}")
 """An id of a call that a session made: it says nothing, and its result must find it."""
 _PART: Final = "data"

@@ -358,7 +358,7 @@ def states(messages: tuple[Message, ...], session_kind: SessionKind) -> Json:
 
 def _gates(messages: tuple[Message, ...], session_kind: SessionKind) -> tuple[Gate, ...]:
     requests = {message.request for message in messages}
-    if {Request.UPDATE, Request.RESPOND} <= requests:
+    if {Request.UPDATE, Request.CREATE_ITEM} <= requests:
         return (Gate.OPEN,)
     gates = [it for it in GATES[session_kind] if it is not Gate.PAUSED or "pause" in requests]
     if Request.HEARTBEAT in requests:

@@ -11,7 +11,8 @@ import attrs
 from protocol.values.model import Span, Turn, Unit
 from runtime.model.backends.scripted import Speaks, Step
 from runtime.model.backends.scripted_chat import Answer, call, default_answer, tone
-from tests.golden.stage import Scene, only, part, talk
+from tests.golden.openai import QUIET, say, speak
+from tests.golden.stage import Scene, brief, only, part, talk
 from tests.sessions.in_memory import World, append_frame, close_frame, init_frame
 
 SCHEMA: Final = {"type": "object", "properties": {"zone": {"type": "string"}}}
@@ -117,11 +118,64 @@ async def duplex(server: World) -> None:
     await part(peer)
 
 
+async def items(server: World) -> None:
+    """`openai`: calls as items, while the model speaks and listens, their results, and errors."""
+    peer = server.connect("audio", endpoint="openai", label="scripted")
+    await peer.heard("session.created")
+    functions = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    say(peer, "session.update", session={"type": "realtime", "tools": functions})
+    await speak(peer, "input_audio_buffer.append", *[QUIET] * 4)
+    await peer.heard("response.function_call_arguments.done", 2)
+    first, second = peer.all("response.function_call_arguments.done")
+    for made, output in ((second, "half past nine"), (first, "ten"), (first, "again")):
+        item = {"type": "function_call_output", "call_id": made["call_id"], "output": output}
+        say(peer, "conversation.item.create", item=item)
+    say(peer, "response.create", response={"metadata": {"for": "a test"}})
+    await speak(peer, "input_audio_buffer.append", *[QUIET] * 3)
+    serial = {"tools": functions[:1], "parallel_tool_calls": False}
+    say(peer, "session.update", session={"type": "realtime", **serial})
+    await speak(peer, "input_audio_buffer.append", *[QUIET] * 8)
+    say(peer, "session.update", session={"type": "realtime", "tool_choice": "none"})
+    await anyio.sleep(70)
+    peer.leave(1000)
+    await server.quiet()
+
+
+async def delegates(server: World) -> None:
+    """`live`: calls as delegated responses, their results, other tools, and errors."""
+    peer = server.connect("audio", endpoint="live")
+    await peer.heard("info")
+    functions = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    delegation = {"type": "responses", "responses": {"model": "x", "tools": functions}}
+    say(peer, "session.start", session={"model": "scripted", "delegation": delegation})
+    await peer.heard("session.started")
+    await speak(peer, "session.input_audio.append", *[QUIET] * 4)
+    await peer.heard("session.delegation.created", 2)
+    calls = [it["event"].get("item") for it in peer.all("response.event")]
+    done = [it["call_id"] for it in calls if it and it["status"] == "completed"]
+    for name, output in ((done[1], "half past nine"), (done[0], "ten"), (done[0], "again")):
+        item = {"type": "function_call_output", "call_id": name, "output": output}
+        say(peer, "response.item.create", event_id="evt_1", item=item)
+    say(peer, "response.create")
+    await speak(peer, "session.input_audio.append", *[QUIET] * 3)
+    fewer = {"type": "responses", "responses": {"tools": functions[1:]}}
+    say(peer, "session.update", session={"delegation": fewer})
+    await speak(peer, "session.input_audio.append", *[QUIET] * 6)
+    say(peer, "session.close")
+    await peer.over()
+
+
 TOOL_SCENES: Final[dict[str, Scene]] = {
     "chat-tools": Scene(play=tools, backend={"chat": calling}),
     "chat-tools-lacking": Scene(play=lacking, backend={"tools": False}),
     "duplex-tools": Scene(
         play=duplex,
         backend={"script": only(12, fault="fail"), "calls": clocking, "duplex_tools": True},
+    ),
+    "openai-tools": Scene(
+        play=items, backend={"script": brief, "calls": clocking, "duplex_tools": True}
+    ),
+    "live-tools": Scene(
+        play=delegates, backend={"script": brief, "calls": clocking, "duplex_tools": True}
     ),
 }

@@ -26,6 +26,7 @@ SECONDS: Final = 3
 AT_ONCE_S: Final = 40
 """More than may wait for the model."""
 PIECES_A_SECOND: Final = 50
+DONE: Final = "response.output_item.done"
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +108,32 @@ def test_it_talks(server: tuple[LiveServer, Path], tmp_path: Path, rate_hz: int)
     with LogReader(log) as items:
         assert replay(items).identical
     assert abs(loud_s(log, tmp_path)[0] - SECONDS - AT_ONCE_S) < 1
+
+
+@pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")
+def test_it_runs_a_function(server: tuple[LiveServer, Path]) -> None:
+    """Calls come in types that the client does not have, or its results are refused."""
+    host, port = server[0].address
+    client = OpenAI(api_key="none", base_url=f"http://{host}:{port}/v1")
+    backend: Any = {"model": "x", "tools": [{"type": "function", "name": "clock"}]}
+    delegation: Any = {"type": "responses", "responses": backend}
+    with client.live.connect() as connection:
+        session: Any = {"model": "scripted", "delegation": delegation}
+        connection.send({"type": "session.start", "session": session})
+        until(connection, "session.started")
+        for _ in range(SECONDS):
+            say(connection, bytes(48_000))
+            until(connection, "session.output_audio.delta")
+        delegated = until(connection, "session.delegation.created").delegation
+        while (event := until(connection, "response.event").event)["type"] != DONE:
+            pass
+        call: Any = event["item"]
+        assert (call["name"], delegated.target) == ("clock", "responses")
+        item: Any = {"type": "function_call_output", "call_id": call["call_id"], "output": "noon"}
+        connection.send({"type": "response.item.create", "item": item})
+        connection.send({"type": "response.create"})
+        say(connection, bytes(2 * 48_000))
+        assert until(connection, "session.output_transcript.delta").delta == "it is noon."
 
 
 @pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")

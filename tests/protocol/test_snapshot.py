@@ -33,7 +33,7 @@ from protocol.values.live import LiveSettings
 from protocol.values.messages import Listen, Speech
 from protocol.values.model import Picture, Prefill, Sound, Text, Tool, ToolCall, ToolResult
 from protocol.values.omni import OmniSession
-from protocol.values.openai import OpenAISession, Part, Reply, Respond
+from protocol.values.openai import Item, OpenAISession, Part, Reply, Respond
 from protocol.values.utf8 import Utf8Text
 from protocol.wire.dialects import LEGACY_CHAT
 from recorder.format.format import SUFFIX
@@ -96,9 +96,12 @@ LEFT_OUT: Final = {
     "Speech.text": "likewise",
     "Speech.pcm": "likewise",
     "OpenAISession.tools": "they are told in a frame, which the log holds",
+    "OpenAISession.tool_choice": "likewise",
+    "OpenAISession.is_parallel": "it is that of the calls",
     "LiveSettings.tools": "the same",
     "OpenAISession.id": "it is made of the recording's id",
     "OpenAISession.expires_at": "it is made of the first event",
+    "Item.call": "it is told with its item, in a frame that the log holds",
     "Part.kind": "it is told with its item, in a frame that the log holds",
     "Part.text": "likewise",
     "Part.picture": "an item that is kept has none",
@@ -116,7 +119,7 @@ LEFT_OUT: Final = {
 CLASSES: Final = (
     *(Step, Peer, Migration, PendingInit, PendingTurn, ActiveTurn, Prefill),
     *(Listen, Speech, Text, Picture, Sound),
-    *(LiveSettings, OpenAISession, Part, Reply, Respond, Tool, ToolCall, ToolResult),
+    *(LiveSettings, OpenAISession, Part, Reply, Respond, Tool, ToolCall, ToolResult, Item),
     *(Omni, OmniSession, UserSpeech),
 )
 

@@ -7,8 +7,9 @@ LiveKit Agents (its Live and its Realtime model, with default arguments, and its
 `openai`, of Python and of npm (over `ws` and as in a browser), are installed, each in an
 environment of its own. vLLM-Omni's `DuplexClient` is taken from its package, without the
 packages of its models. Each asks `tiny` a recorded question and hears the answer, or has it write
-the question down, and interrupts the scripted model while it speaks. Each offers a tool, which
-costs nothing else. The package of Python is also a telephone as Twilio's, whose media comes before
+the question down, and interrupts the scripted model while it speaks. Each offers a function of
+its own, which costs nothing else, runs when the scripted model calls it, and is told by that
+model (`tools`). The package of Python is also a telephone as Twilio's, whose media comes before
 its settings, a client that sends nothing while its user is quiet, as Discord's, and one of push to
 talk. The golden transcripts of `openai` are held to the schemas of the Agents SDK of npm. That its
 own playback stops is its package's matter, and needs the event that is waited for here; in the Live
@@ -53,6 +54,8 @@ NAMES: Final = ("gpt-live-1", "gpt-realtime")
 """The models that LiveKit asks for by default: further names of ours."""
 DEFAULT: Final = "-"
 QUESTION: Final = "what time is it"
+TOLD: Final = "it is noon."
+"""What the scripted model says of the clients' function."""
 SOUND_S_MIN: Final = 1.0
 LOUD: Final = 1000
 """A sample of speech."""
@@ -73,29 +76,31 @@ class Client:
         return self.script.endswith(".mjs")
 
 
+SCENES: Final = ("answer", "interrupt", "tools")
 _LIVEKIT: Final = ("livekit-agents==1.8.9", "livekit-plugins-openai==1.8.9", "numpy")
 _PIPECAT: Final = ("pipecat-ai[openai,websockets-base]==1.14.0",)
 OPENAI: Final = Client(
     "openai_realtime.py",
     ("openai[realtime]==3.57.0", "numpy"),
-    ("answer", "interrupt", "twilio", "discord", "push-to-talk"),
+    ("answer", "interrupt", "tools", "twilio", "discord", "push-to-talk"),
 )
 CLIENTS: Final[Mapping[str, Client]] = MappingProxyType(
     {
         "openai": OPENAI,
         "livekit-live": Client("livekit_live.py", _LIVEKIT, ("answer", "interrupt-live"), DEFAULT),
         "livekit-realtime": Client("livekit_realtime.py", _LIVEKIT, model=DEFAULT),
+        "livekit-agent": Client("livekit_agent.py", _LIVEKIT, ("tools", "tools-live"), DEFAULT),
         "livekit-stt": Client("livekit_stt.py", _LIVEKIT, ("transcribe",)),
         "pipecat": Client(
             "pipecat_both.py",
             _PIPECAT,
-            ("answer-live", "interrupt-live", "answer", "interrupt", "transcribe"),
+            (*("answer-live", "interrupt-live", "tools-live"), *SCENES, "transcribe"),
         ),
-        "agents": Client("agents_realtime.py", ("openai-agents==0.24.0", "numpy")),
+        "agents": Client("agents_realtime.py", ("openai-agents==0.24.0", "numpy"), SCENES),
         "vllm-omni": Client("vllm_omni_duplex.py", ("vllm-omni==0.30.0", "websockets", "pybase64")),
-        "node": Client("node.mjs", (), ("answer", "answer-browser", "interrupt")),
+        "node": Client("node.mjs", (), ("answer", "answer-browser", "interrupt", "tools")),
         "node-http": Client("node_http.mjs", (), ("answer", "transcribe")),
-        "node-agents": Client("node_agents.mjs", ()),
+        "node-agents": Client("node_agents.mjs", (), SCENES),
     }
 )
 
@@ -146,9 +151,9 @@ def play(
     words: Sequence[str], scene: str, model: str, said: Path, folder: Path, *, is_tls: bool
 ) -> dict[str, Any]:
     """Run one scene of a client against a server of its own; returns its report."""
-    backend = "scripted" if scene.startswith("interrupt") else "tiny"
+    backend = "scripted" if scene.startswith(("interrupt", "tools")) else "tiny"
     flags = ["--record", str(folder / "logs")]
-    flags += ["--barge-in"] if scene.endswith("-live") else []
+    flags += ["--barge-in"] if scene.endswith("-live") and scene != "tools-live" else []
     flags += [word for name in NAMES for word in ("--served-model-name", name)]
     environment = dict(os.environ)
     if is_tls:
@@ -216,6 +221,9 @@ def wrong(scene: str, report: Mapping[str, Any]) -> str:
         return "its recording does not replay"
     if scene.startswith("interrupt"):
         return "" if report["interrupted_s"] is not None else "it heard of no interruption"
+    if scene.startswith("tools"):
+        words = report["words"].replace('"', "")  # Pipecat writes a result as JSON
+        return "" if TOLD in words else f"it was told {words!r}"
     if scene == "transcribe":
         return "" if report["words"] == QUESTION else f"it wrote {report['words']!r}"
     is_answered = report["words"] and report["sound_s"] >= SOUND_S_MIN
@@ -232,15 +240,17 @@ def main() -> int:
     found, failures = dict[str, Any](), list[str]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        said, spoken = folder / "question.pcm", folder / "spoken.pcm"
+        said, spoken, quiet = [folder / f"{it}.pcm" for it in ("question", "spoken", "quiet")]
         said.write_bytes(question())
+        quiet.write_bytes(bytes(6 * RATE_HZ))
         spoken.write_bytes(from_its_first_word(question()))
         for client in asked.only or CLIENTS:
             it = CLIENTS[client]
             words = prepare(it, asked.environments or folder)
             for scene in it.scenes:
                 place = Path(tempfile.mkdtemp(dir=folder))
-                sound = spoken if scene.startswith("interrupt") else said
+                sounds = {"interrupt": spoken, "tools": quiet}
+                sound = sounds.get(scene.partition("-")[0], said)
                 report = play(words, scene, it.model, sound, place, is_tls=it.is_node)
                 text = wrong(scene, report)
                 failures += [f"{client}, {scene}: {text}"] if text else []

@@ -38,7 +38,13 @@ from protocol.values.openai import (
 from protocol.values.requests import Append, ClientMessage, Init, Report
 from protocol.wire.audio import to_float32
 from protocol.wire.dialects.omni import ERROR_CODES
-from tests.strategies.openai_messages import detections, items, openai_answers, openai_requests
+from tests.strategies.openai_messages import (
+    detections,
+    items,
+    openai_answers,
+    openai_requests,
+    with_status,
+)
 
 _texts = st.text(max_size=20)
 _names = st.text("0123456789abcdef", min_size=1, max_size=12)
@@ -161,7 +167,7 @@ def omni_answers(
             kind=st.sampled_from(["added", "done"]),
             item=items,
             previous_id=st.none() | _items,
-        ),
+        ).map(with_status),
         st.builds(ItemStep, kind=st.just("retrieved"), item=items),
         st.builds(HeartbeatAck, session_id=session_ids),
         st.builds(Speaking, response_id=_responses, epoch=_counts),

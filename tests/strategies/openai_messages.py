@@ -6,6 +6,7 @@ import attrs
 from hypothesis import strategies as st
 
 from protocol.values.messages import Created, ErrorReport, ServerMessage, Speech
+from protocol.values.model import ToolCall, ToolResult
 from protocol.values.openai import (
     CancelResponse,
     ClearSound,
@@ -37,7 +38,7 @@ from protocol.wire.audio import to_pcm16
 from protocol.wire.dialects.openai import ERROR_CODES as DICTATION_CODES
 from protocol.wire.dialects.openai_answers import ERROR_CODES
 from protocol.wire.dialects.openai_requests import PARTS_OF
-from tests.strategies.tools import tools
+from tests.strategies.tools import names, tools
 
 _counts = st.integers(0, 1 << 30)
 _ids = st.text("0123456789abcdef", min_size=1, max_size=12)
@@ -90,7 +91,21 @@ def _items(
     )
 
 
-items = st.one_of(*map(_items, PARTS_OF))
+_calls = st.builds(ToolCall, id=_ids, name=names, arguments=_texts)
+call_items = st.builds(
+    Item,
+    id=_item_ids,
+    role=st.just("assistant"),
+    call=_calls,
+)
+new_calls = call_items.map(lambda item: attrs.evolve(item, status="in_progress"))
+result_items = st.builds(
+    Item,
+    id=_item_ids,
+    role=st.just("user"),
+    call=st.builds(ToolResult, call_id=_ids, output=_texts),
+)
+items = st.one_of(*map(_items, PARTS_OF), call_items, result_items)
 new_items = st.builds(Item, id=_item_ids, role=st.just("assistant"), status=st.just("in_progress"))
 _made_parts = st.builds(
     Part,
@@ -112,6 +127,8 @@ _changes = st.builds(
     modality=st.none() | _modalities,
     detection=st.none() | detections,
     tools=st.none() | tools,
+    tool_choice=st.sampled_from([None, "auto", "none"]),
+    is_parallel=st.none() | st.booleans(),
 )
 
 
@@ -124,7 +141,7 @@ def openai_requests(
     sounds16: st.SearchStrategy[bytes], pictures: st.SearchStrategy[bytes]
 ) -> st.SearchStrategy[ClientMessage]:
     """Everything that a client can say in `openai`."""
-    shown = st.one_of([_items(role, pictures) for role in PARTS_OF])
+    shown = st.one_of([*(_items(role, pictures) for role in PARTS_OF), result_items])
     return st.one_of(
         st.builds(_undetected, _changes, is_undetected=st.booleans()),
         st.builds(AppendSound, pcm16=sounds16),
@@ -159,6 +176,8 @@ sessions = st.builds(
     modality=_modalities,
     detection=st.none() | detections,
     tools=tools,
+    tool_choice=st.sampled_from(["auto", "none"]),
+    is_parallel=st.booleans(),
 )
 _replies = st.one_of(
     st.builds(Reply, id=_responses, modality=_modalities, conversation_id=_ids),
@@ -166,7 +185,7 @@ _replies = st.one_of(
         Reply,
         id=_responses,
         status=st.just("completed"),
-        items=whole_items.map(lambda item: (item,)),
+        items=st.tuples(whole_items, call_items) | call_items.map(lambda item: (item,)),
         modality=_modalities,
         fault=st.sampled_from(["", "unsupported"]),
         output_tokens=st.integers(0, 10_000),
@@ -197,9 +216,41 @@ _replies = st.one_of(
         modality=_modalities,
     ),
 )
+
+
+def _without_name(step: ReplyStep) -> ReplyStep:
+    """A piece of the arguments, which does not name the tool."""
+    assert step.item is not None
+    item = attrs.evolve(step.item, call=attrs.evolve(step.item.call, name=""))
+    return attrs.evolve(step, kind="call_delta", item=item)
+
+
 _steps = st.one_of(
-    st.builds(ReplyStep, kind=st.just("item_added"), response_id=_responses, item=new_items),
-    st.builds(ReplyStep, kind=st.just("item_done"), response_id=_responses, item=whole_items),
+    st.builds(
+        ReplyStep,
+        kind=st.just("item_added"),
+        response_id=_responses,
+        item=new_items | new_calls,
+        index=st.integers(0, 16),
+    ),
+    st.builds(
+        ReplyStep,
+        kind=st.just("item_done"),
+        response_id=_responses,
+        item=whole_items | call_items,
+        index=st.integers(0, 16),
+    ),
+    st.builds(
+        lambda step, is_whole: step if is_whole else _without_name(step),
+        st.builds(
+            ReplyStep,
+            kind=st.just("call_done"),
+            response_id=_responses,
+            item=call_items,
+            index=st.integers(0, 16),
+        ),
+        st.booleans(),
+    ),
     st.builds(
         ReplyStep,
         kind=st.sampled_from(["part_added", "part_done"]),
@@ -255,12 +306,21 @@ _failures = st.builds(
     text=_texts,
     fault=st.sampled_from(["inference_error", "context_full", "session_expired"]),
 )
+
+
+def with_status(step: ItemStep) -> ItemStep:
+    """A call is in progress where it is added."""
+    is_begun = step.kind == "added" and isinstance(step.item.call, ToolCall)
+    item = attrs.evolve(step.item, status="in_progress") if is_begun else step.item
+    return attrs.evolve(step, item=item)
+
+
 _added = st.builds(
     ItemStep,
     kind=st.sampled_from(["added", "done"]),
     item=items,
     previous_id=st.none() | _item_ids,
-)
+).map(with_status)
 
 
 def _settings(

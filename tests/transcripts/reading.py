@@ -58,7 +58,10 @@ IDS: Final = {
     "rt": re.compile(r"rt_[0-9]{13}"),
     **{
         name: re.compile(rf"{name}_[0-9a-f]{{12}}")
-        for name in ("sess", "resp", "input", "call", "ticket", "duplex", "event", "item", "conv")
+        for name in (
+            *("sess", "resp", "input", "call", "ticket", "duplex", "event", "item", "conv"),
+            "dlg",
+        )
     },
     "recording": re.compile(r"[A-Za-z0-9_-]{1,64}"),
 }

@@ -180,6 +180,7 @@ SCRIPTS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         "chat-full": {"chat": _answers_then_echoes(Answer(fault="context_full"))},
         "chat-without-tools": {"tools": False},
         "calls-tools": {"script": listens, "duplex_tools": True, "calls": _calls_quickly},
+        "calls-speaking": {"script": speaks, "duplex_tools": True, "calls": _calls_quickly},
         "chat-calls": {"chat": calls_tools},
         "hears-slowly": {"hears": _hears_slowly},
         "hears-fails": {"hears": _hears_but("fail")},

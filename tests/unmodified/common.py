@@ -38,7 +38,7 @@ class Report:
     """
 
     def __init__(self, *, is_live: bool = False) -> None:
-        self._is_live = is_live
+        self.is_live = is_live
         self.events: Counter[str] = Counter()
         self.words = ""
         self.sound_s = 0.0
@@ -52,7 +52,7 @@ class Report:
         if any(pcm16):
             self.sound_s += len(pcm16) / BYTES_A_SECOND
             self.speaks.set()
-        elif self._is_live:
+        elif self.is_live:
             self.interrupted()
 
     def interrupted(self) -> None:
@@ -92,7 +92,7 @@ class Report:
 
 
 def _is_shown(name: str) -> bool:
-    return not name.startswith("_") and name != "speaks"
+    return not name.startswith("_") and name not in ("speaks", "is_live")
 
 
 def arguments() -> tuple[str, str, str, bytes]:

@@ -22,6 +22,14 @@ const inBrowser = scene === 'answer-browser';
 const realtime = await (inBrowser ? OpenAIRealtimeWebSocket : OpenAIRealtimeWS).create(client, { model });
 let spokeAt = null;
 realtime.on('event', (event) => { report.events[event.type] = (report.events[event.type] ?? 0) + 1; });
+realtime.on('response.done', (event) => {
+  const calls = event.response.output.filter((item) => item.type === 'function_call');
+  for (const { call_id } of calls) {
+    const item = { type: 'function_call_output', call_id, output: 'noon' };
+    realtime.send({ type: 'conversation.item.create', item });
+  }
+  if (calls.length > 0) realtime.send({ type: 'response.create' });
+});
 realtime.on('error', (error) => report.failures.push(error.message));
 realtime.on('response.output_audio_transcript.delta', (event) => { report.words += event.delta; });
 realtime.on('response.output_audio.delta', (event) => {

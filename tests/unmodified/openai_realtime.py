@@ -1,6 +1,7 @@
 """The `openai` package of Python, its Realtime client, in the ways of its users.
 
-The scene says which: `answer` and `interrupt`, with a tool that is never called; `twilio`, a bridge
+The scene says which: `answer`, `interrupt`, and `tools`, with a function that runs at the end of a
+response, as the API's guide has it; `twilio`, a bridge
 whose call sends media before the session's settings, in the sound of a telephone; `discord`, which
 sends nothing while its user is quiet; `push-to-talk`, which commits and asks, twice.
 """
@@ -62,8 +63,19 @@ class Caller:
                         report.heard(sound)
                 case "input_audio_buffer.speech_started":
                     report.interrupted()
+                case "response.done":
+                    await self.run(event.response.output)
                 case "error":
                     report.failures.append(event.error.message)
+
+    async def run(self, output: list[Any]) -> None:
+        """Run what was called, and ask for an answer."""
+        calls = [item for item in output if item.type == "function_call"]
+        for call in calls:
+            item = {"type": "function_call_output", "call_id": call.call_id, "output": "noon"}
+            await self.connection.conversation.item.create(item=item)
+        if calls:
+            await self.connection.response.create()
 
     async def configure(self, **session: Any) -> None:
         """Change settings."""
@@ -136,6 +148,7 @@ async def push_to_talk(caller: Caller, _scene: str, question: bytes) -> None:
 WAYS: Final[dict[str, Callable[[Caller, str, bytes], Awaitable[None]]]] = {
     "answer": talk,
     "interrupt": talk,
+    "tools": talk,
     "twilio": telephone,
     "discord": discord,
     "push-to-talk": push_to_talk,

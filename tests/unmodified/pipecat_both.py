@@ -1,6 +1,7 @@
 """Pipecat, `OpenAILiveLLMService`, `OpenAIRealtimeLLMService` and `OpenAIRealtimeSTTService`.
 
-The scene says which: `answer-live` and `interrupt-live`; `answer` and `interrupt`; `transcribe`.
+The scene says which: `answer-live`, `interrupt-live` and `tools-live`; `answer`, `interrupt` and
+`tools`; `transcribe`.
 There is a conversation from before, as its examples have.
 """
 
@@ -31,6 +32,7 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.services.openai.live.llm import OpenAILiveLLMService
 from pipecat.services.openai.realtime.llm import OpenAIRealtimeLLMService
+from pipecat.services.openai.responses.llm import OpenAIResponsesLLMService
 from pipecat.services.openai.stt import OpenAIRealtimeSTTService
 
 TOOLS = ToolsSchema(
@@ -65,13 +67,22 @@ class Ear(FrameProcessor):
         await self.push_frame(frame, direction)
 
 
+async def clock(params: Any) -> None:
+    """Say the time."""
+    await params.result_callback("noon")
+
+
 def service(scene: str, base: str, model: str) -> Any:
     """The service under test."""
     base = base.replace("http", "ws", 1)
     if scene.endswith("-live"):
         live = OpenAILiveLLMService
         settings = live.Settings(model=model, system_instruction="Answer briefly.")
-        return live(api_key="none", base_url=f"{base}/live/sessions", settings=settings)
+        place = f"{base}/live/sessions"
+        if scene != "tools-live":
+            return live(api_key="none", base_url=place, settings=settings)
+        backend = live.ResponsesDelegation(settings=OpenAIResponsesLLMService.Settings(model=model))
+        return live(api_key="none", base_url=place, settings=settings, delegation=backend)
     if scene == "transcribe":
         written = OpenAIRealtimeSTTService
         return written(
@@ -92,8 +103,11 @@ async def main() -> None:
     scene, base, model, question = arguments()
     report = Report(is_live=scene.endswith("-live"))
     ends = (Ear(report), Ear(report))
+    under_test = service(scene, base, model)
+    if scene.startswith("tools"):
+        under_test.register_function("clock", clock)
     worker = PipelineWorker(
-        Pipeline([ends[0], service(scene, base, model), ends[1]]),
+        Pipeline([ends[0], under_test, ends[1]]),
         params=PipelineParams(audio_in_sample_rate=RATE_HZ, audio_out_sample_rate=RATE_HZ),
     )
 

@@ -49,6 +49,7 @@ from ...values.messages import (
     QueueUpdate,
     ServerMessage,
     Speech,
+    ToolCalled,
 )
 from ...values.model import (
     CODINGS,
@@ -56,12 +57,14 @@ from ...values.model import (
     LIVE_RATES_HZ,
     OUTPUT_RATE_HZ,
     SAMPLE16_BYTES,
+    ToolResult,
 )
 from ...values.modes import Mode
-from ...values.openai import Item, Part
+from ...values.openai import Item, Part, Respond
 from ...values.requests import AppendSound, ClientMessage, CloseRequest, Init, Request, VoiceName
 from ..audio import compress, to_float32, to_pcm16
 from ..codec import Fields, Reading, Value, encode_base64
+from ..dialects import openai_tools as tools
 from ..dialects import shared
 from ..kinds import (
     FLAG,
@@ -73,6 +76,7 @@ from ..kinds import (
     STOCK_VOICES,
     TEXT,
     VOICE_BY_NAME,
+    Holds,
     Kind,
     base64_of,
     choice,
@@ -108,6 +112,11 @@ UNSUPPORTED: Final = frozenset(
 _EMPTY: Final = "Must be empty here."
 _CLOSED: Final = ErrorCode.UNKNOWN_PARAMETER
 """An unknown field is such an error."""
+
+
+def _ignored(name: str, why: str = "Ignored.", holds: Holds | None = SAID) -> Field:
+    kind = Kind(read=lambda *_: None, schema={}, holds=holds)
+    return Field(name, kind, None, attr=DROPPED, doc=why)
 
 
 def _event_id(attr: str = "event_id") -> Field:
@@ -150,8 +159,7 @@ def until(number: int, old: Kind, new: Kind) -> Kind:
 
 
 TOOLS: Final = until(TAKES_TOOLS, empty("the model has no tools"), FUNCTIONS)
-"""Functions that a client offers: they are returned, and none is called."""
-NOT_CALLED: Final = "Functions; none is called."
+"""Functions that a client offers: they are returned, and called if the model can."""
 
 
 def _rate(value: Value, at: Reading) -> int:
@@ -178,8 +186,8 @@ def _target(value: Value, _: Reading) -> str:
 _TARGET: Final = Kind(read=_target, schema=choice(_TARGETS).schema)
 
 
-def _delegation(attr: str, backend: str, tools: str, **how: Any) -> Object:
-    nothing = None if tools == "tools" else ()  # of an update, which leaves them
+def _delegation(attr: str, backend: str, names: str, **how: Any) -> Object:
+    nothing = None if names == "tools" else ()  # of an update, which leaves them
     return Object(
         "delegation",
         (
@@ -189,29 +197,25 @@ def _delegation(attr: str, backend: str, tools: str, **how: Any) -> Object:
                 None,
                 attr=attr,
                 omit=True,
-                doc="The model delegates nothing.",
+                doc="The model delegates only calls of tools.",
                 **how,
             ),
             Object(
                 "responses",
                 (
                     Field("model", TEXT, "", attr=backend, omit=True, doc="In the session."),
-                    Field("tools", TOOLS, nothing, attr=tools, omit=True, doc=NOT_CALLED),
+                    Field("tools", TOOLS, nothing, attr=names, omit=True, doc=tools.CALLED),
                 ),
                 omit=True,
                 doc="Of the model to which tasks would be delegated; other fields are ignored.",
             ),
-            Field(
-                "acknowledgement_delay_ms",
-                Kind(read=lambda *_: None, schema={}, holds=SAID),
-                None,
-                attr=DROPPED,
-                doc="Ignored: nothing is delegated.",
+            _ignored(
+                "acknowledgement_delay_ms", "Ignored: the model decides what it says meanwhile."
             ),
         ),
         omit=True,
         closed=_CLOSED,
-        doc="Who handles delegated tasks; the model delegates none.",
+        doc="Who handles delegated tasks: calls of tools, with `responses`.",
     )
 
 
@@ -337,13 +341,7 @@ _UPDATE: Final = Table(
 )
 _CLOSE: Final = Table(
     CloseRequest,
-    Field(
-        "event_id",
-        Kind(read=lambda *_: None, schema={}, holds=SAID),
-        None,
-        attr=DROPPED,
-        doc="Ignored.",
-    ),
+    _ignored("event_id"),
     tag={"type": shared.SESSION_CLOSE},
     lacks={"reason": None},
 )
@@ -364,6 +362,30 @@ REQUESTS: Final = {
         Unmute, _event_id(), tag={"type": "session.input_audio.unmute"}, closed=_CLOSED
     ),
     Request.UPDATE: _UPDATE,
+    Request.TOOL_RESULT: Table(
+        ToolResult,
+        Object(
+            "item",
+            (
+                tools.always("type", tools.OUTPUT),
+                *tools.result_rows(),
+                *(_ignored("id", holds=NAMED), _ignored("status", holds=None), _ignored("caller")),
+            ),
+            is_required=True,
+            closed=_CLOSED,
+        ),
+        _ignored("event_id"),
+        tag={"type": "response.item.create"},
+        closed=_CLOSED,
+    ),
+    Request.RESPOND: Table(
+        Respond,
+        _ignored("event_id"),
+        tag={"type": "response.create"},
+        lacks=dict.fromkeys(("metadata", "modality", "instructions")),
+        closed=_CLOSED,
+        doc="Without effect: the model goes on by itself after a result.",
+    ),
     Request.CLOSE: _CLOSE,
 }
 
@@ -518,7 +540,7 @@ _SESSION: Final = Object(
                     "responses",
                     (
                         Field("model", TEXT, "", attr="backend"),
-                        Field("tools", TOLD_FUNCTIONS, (), omit=True, doc=NOT_CALLED),
+                        Field("tools", TOLD_FUNCTIONS, (), omit=True, doc="Those in force."),
                     ),
                     omit=True,
                     when=lambda message: message.live.delegation == "responses",
@@ -533,6 +555,19 @@ _SESSION: Final = Object(
     ),
     attr="live",
     doc="The session as it is in force.",
+)
+
+
+_DELEGATED: Final = Table(
+    ToolCalled,
+    EVENT_ID,
+    *tools.DELEGATION,
+    tag={"type": "session.delegation.created"},
+    make=lambda _: None,
+)
+_EVENTS: Final = tuple(
+    Table(ToolCalled, EVENT_ID, *rows, tag={"type": "response.event"}, make=tools.called)
+    for rows in tools.EVENTS
 )
 _SECOND: Final = Kind(
     read=lambda value, _: value.pcm16(), write=encode_base64, schema=base64_of(PCM16)
@@ -661,6 +696,8 @@ ANSWERS: Final = (
     WORDS,
     SPEECH,
     USER_WORDS,
+    _DELEGATED,
+    _EVENTS[0],
     Table(Muted, EVENT_ID, _ANSWERED, tag={"type": "session.input_audio.muted"}),
     Table(Unmuted, EVENT_ID, _ANSWERED, tag={"type": "session.input_audio.unmuted"}),
     Table(Updated, EVENT_ID, _SESSION, _ANSWERED, tag={"type": "session.updated"}),
@@ -691,7 +728,7 @@ class Live(Dialect):
     def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
         """Check every field of a client's message; a known event that is not offered is named."""
         kind = body.get("type")
-        if isinstance(kind, str) and kind in UNSUPPORTED:
+        if request is Request.UNKNOWN and isinstance(kind, str) and kind in UNSUPPORTED:
             raise unsupported("$.type", f"{kind}, which the model cannot do")
         if request is Request.INIT and context.is_fork:
             return _with_rate(FORK_START.parse(body, context))
@@ -700,6 +737,8 @@ class Live(Dialect):
 
     def encode(self, message: ServerMessage) -> tuple[str, ...]:
         """Write a server's message as frames; a speaking second has its text first."""
+        if isinstance(message, ToolCalled):
+            return tuple(table.encode(message) for table in (_DELEGATED, *_EVENTS))
         if not isinstance(message, Speech):
             return super().encode(message)
         words = (WORDS.encode(message),) if message.text else ()
@@ -712,7 +751,7 @@ class Live(Dialect):
                 return (info_of(body.get("code")).parse(body),)
             case "session.output_audio.delta":
                 return (_read_second(body),)
-        return super().decode(body, mode)
+        return tuple(it for it in super().decode(body, mode) if it is not None)
 
 
 def _with_rate(init: Init) -> Init:

@@ -26,6 +26,7 @@ import attrs
 
 from ...values import omni as om
 from ...values import openai as oa
+from ...values.behaviour import DUPLEX_TOOLS
 from ...values.errors import LIVE_ERRORS, TRANSCRIPTION_ERRORS, ErrorCode, LocalProtocolError
 from ...values.limits import APPEND_SAMPLES_MAX, INPUT_ID_CHARS_MAX, MS_PER_S
 from ...values.messages import (
@@ -68,8 +69,10 @@ from . import openai_answers as answers
 from . import openai_requests as requests
 from . import shared
 from .base import Context, Dialect, Json
+from .chat import FUNCTIONS
 from .live import EVENT_ID, error_table, fixed, only, unsupported
 from .openai_requests import ANY_EVENT_ID, ignored, nothing, null
+from .openai_tools import CALLED
 from .shared import APPEND_SLICES, PLAYED_MS_MAX, PROMPT, RECORD, TOKEN, frames
 
 OMNI_PREFIX: Final = "duplex-"
@@ -240,6 +243,14 @@ _INIT: Final = Table(
                 doc="Settings of the model.",
             ),
             RECORD,
+            Field(
+                "tools",
+                FUNCTIONS,
+                (),
+                omit=True,
+                since=DUPLEX_TOOLS,
+                doc=CALLED,
+            ),
             *(
                 ignored(name)
                 for name in ("idle_timeout_s", "input_audio_transcription", "tracing", "speed")

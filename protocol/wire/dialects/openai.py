@@ -132,6 +132,8 @@ _CONFIGURE: Final = Table(
         "modality": None,
         "output_format": None,
         "tools": None,
+        "tool_choice": None,
+        "is_parallel": None,
     },
 )
 REQUESTS: Final = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ...values.errors import OPENAI_ERRORS, ErrorCode
-from ...values.limits import MS_PER_S
+from ...values.limits import CALLS_OPEN_MAX, MS_PER_S
 from ...values.messages import Created, Metrics, Queued, QueuePlace, Speech
 from ...values.openai import (
     Configured,
@@ -13,6 +13,7 @@ from ...values.openai import (
     InputStep,
     Item,
     ItemDeleted,
+    ItemStatus,
     ItemStep,
     ItemTruncated,
     Modality,
@@ -24,6 +25,7 @@ from ...values.openai import (
 )
 from ..audio import to_float32
 from ..codec import encode_base64
+from ..dialects import openai_tools as tools
 from ..kinds import INTEGER, PCM16, TEXT, Kind, base64_of, choice, or_null
 from ..table import DROPPED, Field, Object, Row, Table, items, one
 from .live import ERROR_CODES as LIVE_CODES
@@ -53,7 +55,28 @@ def _zero(name: str, doc: str = "A response has one.") -> Field:
 _, _TYPE, _ROLE, _STATUS, _CONTENT = item_rows(items(told_part(), 1024))
 _ID: Final = Field("id", TEXT, example="item_7b20d9c3a415")
 _OBJECT: Final = fixed("object", "realtime.item")
-_ITEM: Final = Field("item", one(Table(Item, _ID, _OBJECT, _TYPE, _ROLE, _STATUS, _CONTENT)))
+
+
+def _call(status: ItemStatus, doc: str) -> Table:
+    return Table(
+        Item,
+        _ID,
+        _OBJECT,
+        fixed("status", status),
+        Field("call_id", TEXT, attr="call.id", example="call_0c9e41d7a355", doc="For its result."),
+        Field("name", TEXT, attr="call.name", example="clock", doc="Of the tool."),
+        Field("arguments", TEXT, attr="call.arguments", example="{}", doc=doc),
+        tag={"type": "function_call"},
+        make=lambda values: tools.tool_item({**values, "status": status}),
+        doc="A call of a tool.",
+    )
+
+
+_NEW_CALL: Final = _call("in_progress", "Empty: they come.")
+_CALL: Final = _call("completed", "A JSON object, as text.")
+_MESSAGE: Final = Table(Item, _ID, _OBJECT, _TYPE, _ROLE, _STATUS, _CONTENT)
+_RESULT: Final = tools.result_item(_ID, _OBJECT, fixed("status", "completed"))
+_ITEM: Final = Field("item", tools.any_item(_MESSAGE, _CALL, _RESULT))
 _NEW_ITEM: Final = Table(
     Item,
     _ID,
@@ -74,6 +97,8 @@ _WHOLE_ITEM: Final = Table(
     Field("content", items(told_part(("output_text", "output_audio")), 1), (), attr="parts"),
     make=lambda values: Item(role="assistant", **values),
 )
+OUTPUT_MAX: Final = 1 + CALLS_OPEN_MAX
+"""Items of a response: its speech, and the calls of one unit."""
 PREVIOUS: Final = Field("previous_item_id", or_null(TEXT), None, attr="previous_id")
 
 
@@ -144,7 +169,7 @@ _OVER: Final = Table(
         get=_details,
         doc="Why it was cancelled, is incomplete, or failed; what of its request had no effect.",
     ),
-    Field("output", items(one(_WHOLE_ITEM), 1), (), attr="items"),
+    Field("output", items(tools.any_item(_WHOLE_ITEM, _CALL), OUTPUT_MAX), (), attr="items"),
     *_ALWAYS,
     Field("usage", _ANY, None, get=_usage, doc="Tokens that the model held before, and generated."),
     make=_made,
@@ -166,6 +191,7 @@ def conversation(kind: str, *rows: Row) -> Table:
 
 
 _OF_RESPONSE: Final = (EVENT_ID, Field("response_id", TEXT), _zero("output_index"))
+_PLACED: Final = (*_OF_RESPONSE[:2], Field("output_index", INTEGER, 0, attr="index"))
 _OF_ITEM: Final = Field(
     "item_id",
     TEXT,
@@ -242,12 +268,39 @@ SOUND: Final = Table(
     tag={"type": "response.output_audio.delta"},
     lacks={**_UNTOLD, "text": ""},
 )
+
+
+def _of_call(kind: Any, name: str, *rows: Field) -> Table:
+    def make(values: dict[str, Any]) -> ReplyStep:
+        own = {key.removeprefix("item."): values.pop(key) for key in list(values) if "." in key}
+        return ReplyStep(kind=kind, item=tools.tool_item({"call.name": "", **own}), **values)
+
+    return Table(
+        ReplyStep,
+        *_PLACED,
+        Field("item_id", TEXT, attr="item.id", example="item_7b20d9c3a415", doc="The call's item."),
+        Field("call_id", TEXT, attr="item.call.id", example="call_0c9e41d7a355", doc="The call."),
+        *rows,
+        tag={"type": f"response.function_call_arguments.{name}"},
+        make=make,
+    )
+
+
+def _arguments(name: str) -> Field:
+    return Field(
+        name, TEXT, attr="item.call.arguments", example="{}", doc="A JSON object, as text; whole."
+    )
+
+
 STEPS: Final = {
     "item_added": _step(
-        "item_added", "output_item.added", *_OF_RESPONSE, Field("item", one(_NEW_ITEM))
+        "item_added",
+        "output_item.added",
+        *_PLACED,
+        Field("item", tools.any_item(_NEW_ITEM, _NEW_CALL)),
     ),
     "item_done": _step(
-        "item_done", "output_item.done", *_OF_RESPONSE, Field("item", one(_WHOLE_ITEM))
+        "item_done", "output_item.done", *_PLACED, Field("item", tools.any_item(_WHOLE_ITEM, _CALL))
     ),
     "part_added": _part("part_added", "content_part.added"),
     "part_done": _part("part_done", "content_part.done"),
@@ -262,6 +315,13 @@ STEPS: Final = {
         "text_delta", "output_text.delta", *_OF_PART, Field("delta", TEXT, attr="text")
     ),
     "text_done": _step("text_done", "output_text.done", *_OF_PART, Field("text", TEXT)),
+    "call_delta": _of_call("call_delta", "delta", _arguments("delta")),
+    "call_done": _of_call(
+        "call_done",
+        "done",
+        Field("name", TEXT, attr="item.call.name", example="clock", doc="Of the tool."),
+        _arguments("arguments"),
+    ),
 }
 """By the kind of a step."""
 _SECONDS: Final = Kind(
@@ -332,7 +392,9 @@ FAILED: Final = Table(
     lacks={"kind": "transcript_failed"},
 )
 ITEMS: Final = {
-    "added": conversation("added", PREVIOUS, _ITEM),
+    "added": conversation(
+        "added", PREVIOUS, Field("item", tools.any_item(_MESSAGE, _NEW_CALL, _RESULT))
+    ),
     "done": conversation("done", PREVIOUS, _ITEM),
     "retrieved": conversation("retrieved", _ITEM),
 }

@@ -10,6 +10,7 @@ import attrs
 
 from ...values.behaviour import (
     BACKCHANNELS,
+    DUPLEX_TOOLS,
     IDLE_TURNS,
     LENIENT_SETTINGS,
     RESPONSE_OPTIONS,
@@ -36,6 +37,7 @@ from ...values.openai import (
 )
 from ...values.requests import AppendSound, Request
 from ..codec import Fields, Reading, Value, as_object, invalid
+from ..dialects import openai_tools as tools
 from ..dialects import shared
 from ..kinds import (
     FLAG,
@@ -56,7 +58,7 @@ from ..kinds import (
 )
 from ..table import DROPPED, Field, Object, One, Row, Table, items, one
 from .chat import TOLD_FUNCTIONS
-from .live import NOT_CALLED, TOOLS, empty, fixed, only, unsupported, until
+from .live import TOOLS, empty, fixed, only, unsupported, until
 from .shared import PROMPT
 
 MODALITIES: Final = ("audio", "text")
@@ -155,6 +157,8 @@ def _choice(value: Value, _: Reading) -> None:
 
 
 _NO_CHOICE: Final = Kind(read=_choice, schema=choice(("auto", "none")).schema)
+_CHOICE: Final = Kind(read=lambda value, _: "none" if value.value == "none" else "auto", schema={})
+_PARALLEL: Final = Kind(read=lambda value, _: value.value is not False, schema={})
 
 
 def _rate(value: Value, at: Reading) -> None:
@@ -321,11 +325,24 @@ CONFIGURE: Final = Table(
                 ),
                 doc="Sound in both directions.",
             ),
-            Field("tools", TOOLS, None, omit=True, doc=NOT_CALLED),
+            Field("tools", TOOLS, None, omit=True, doc=tools.CALLED),
+            Field(
+                "tool_choice",
+                _CHOICE,
+                None,
+                omit=True,
+                doc="none: no call is sent. Other choices are auto: no call can be enforced.",
+            ),
+            Field(
+                "parallel_tool_calls",
+                _PARALLEL,
+                None,
+                attr="is_parallel",
+                omit=True,
+                doc="false: no call is sent while another waits for its result.",
+            ),
             Field("max_output_tokens", _INF, None, attr=DROPPED, doc="Reported as `inf`."),
-            ignored("tool_choice", holds=None),
-            *(ignored(name) for name in ("parallel_tool_calls", "include", "tracing")),
-            *(ignored(name) for name in ("truncation", "reasoning")),
+            *(ignored(name) for name in ("include", "tracing", "truncation", "reasoning")),
             Field("prompt", _NO_PROMPT, None, attr=DROPPED, doc=EMPTY),
         ),
         is_required=True,
@@ -414,14 +431,20 @@ SESSION: Final = Object(
             ),
             doc="Sound in both directions.",
         ),
-        Field("tools", TOLD_FUNCTIONS, (), doc=NOT_CALLED),
+        Field("tools", TOLD_FUNCTIONS, (), doc="Functions that the model may call."),
         Field(
             "tool_choice",
             choice(("auto", "none")),
             "auto",
-            attr=DROPPED,
-            get=lambda told: "none" if told.openai.tools else "auto",
-            doc="none where there are tools: no call is made.",
+            doc="none also where there are tools, and the model calls none.",
+        ),
+        Field(
+            "parallel_tool_calls",
+            FLAG,
+            True,
+            attr="is_parallel",
+            omit=True,
+            doc="false, or absent.",
         ),
         fixed("max_output_tokens", "inf"),
         fixed("truncation", "auto"),
@@ -561,13 +584,13 @@ _ASKED_ROLE: Final = until(
 )
 
 
-def item_rows(parts: Kind, role: Kind = _ROLE) -> tuple[Any, ...]:
-    """The rows of an item."""
+def item_rows(parts: Kind, role: Kind = _ROLE, other: str = "no tools") -> tuple[Any, ...]:
+    """The rows of an item; `other` is the error for one of tools."""
     return (
         Field("id", _ID, "", omit=True, example=_EXAMPLE),
         Field(
             "type",
-            only(("message", "function_call", "function_call_output"), "message", "no tools"),
+            only(("message", "function_call", "function_call_output"), "message", other),
             attr=DROPPED,
             get=lambda _: "message",
             doc="Must be message here.",
@@ -578,7 +601,12 @@ def item_rows(parts: Kind, role: Kind = _ROLE) -> tuple[Any, ...]:
     )
 
 
-ITEM: Final = Table(Item, *item_rows(items(one(PART), ITEM_PARTS_MAX), _ASKED_ROLE))
+_PARTS: Final = items(one(PART), ITEM_PARTS_MAX)
+ITEM: Final = Table(Item, *item_rows(_PARTS, _ASKED_ROLE))
+_MESSAGE: Final = Table(Item, *item_rows(_PARTS, _ASKED_ROLE, "only the model makes calls"))
+_RESULT: Final = tools.result_item(
+    Field("id", _ID, "", omit=True, example=_EXAMPLE), ignored("status", holds=None)
+)
 
 
 def _plain(cls: type, kind: str, *rows: Row) -> Table:
@@ -601,7 +629,7 @@ REQUESTS: Final = {
             (
                 Field("conversation", _AUTO, None, attr=DROPPED, doc="Must be auto here."),
                 Field("input", empty("no other input"), None, attr=DROPPED, doc=EMPTY),
-                Field("tools", TOOLS, None, attr=DROPPED, doc=NOT_CALLED),
+                Field("tools", TOOLS, None, attr=DROPPED, doc="Without effect."),
                 Field(
                     "output_modalities",
                     MODALITY,
@@ -635,7 +663,7 @@ REQUESTS: Final = {
                     None,
                     attr=DROPPED,
                     since=RESPONSE_OPTIONS,
-                    doc="The model has no tools.",
+                    doc="Without effect; another is refused.",
                 ),
                 Field(
                     "metadata",
@@ -656,7 +684,7 @@ REQUESTS: Final = {
     Request.CREATE_ITEM: _plain(
         CreateItem,
         "conversation.item.create",
-        Field("item", one(ITEM)),
+        Field("item", until(DUPLEX_TOOLS, one(ITEM), tools.any_item(_MESSAGE, _RESULT))),
         Field("previous_item_id", _ID, None, attr="previous_id", omit=True),
     ),
     Request.DELETE_ITEM: _plain(DeleteItem, "conversation.item.delete", _ITEM_ID),
