@@ -5,9 +5,9 @@
 
 PYTHON ?=
 ARGS ?=
-# Two workers more than cores; each loads torch, so more than eight only cost memory. The tests of one
-# file stay together, for they share what is slow to make; tests/conftest.py orders them. Bytecode is kept, else each of the many
-# processes that tests start compiles all that it imports anew.
+# Two workers more than cores, forked from one process that has imported torch; each collects all tests, so
+# more than eight only cost time. The tests of one file stay together, for they share what is slow to make;
+# tests/conftest.py orders them. Bytecode is kept, else each process that tests start compiles all that it imports.
 PYTEST_WORKERS ?= -n auto --maxprocesses=8 --dist loadfile --no-loadscope-reorder
 
 VENV := .venv

@@ -6,8 +6,8 @@ A mutant is one small change: a comparison or a sign turned round, a number that
 condition negated, a call or an assignment left out. All that are possible in the code of `AREAS`
 are found from its syntax, and as many of each area are drawn by the seed; the hash of a mutant's
 name decides, so a change elsewhere does not draw others. Each is written into a copy of the source,
-never into the working tree, where first the golden logs are replayed and then the quick tests of
-its area are run, until one fails. Tests that import the module, or are named like it, come first.
+never into the working tree, where first the golden logs are replayed and then the tests of its
+area that are quick or import the module, until one fails. Those that are named like it come first.
 
 `EQUIVALENT` names those that change nothing that anybody could see, with the reason; they are
 not run. `--only` takes all mutants whose name holds the text. What was found is kept in
@@ -252,7 +252,7 @@ def drawn(seed: int, count: int) -> list[Mutant]:
 
 
 def nearest(path: str) -> list[str]:
-    """Choose the quick tests of a file's area, those nearest to it first."""
+    """Choose the tests of a file's area that are quick or import it, the nearest first."""
     module = path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
     parent, _, stem = module.rpartition(".")
     imports = re.compile(
@@ -265,8 +265,9 @@ def nearest(path: str) -> list[str]:
     for file in sorted((ROOT / "tests").rglob("test_*.py")):
         name = file.relative_to(ROOT).as_posix()
         is_near = imports.search(file.read_text("utf-8")) is not None
-        if is_quick(file) and (is_near or name in OF_ALL or name.startswith(folders)):
-            is_named = stem.removesuffix("s") in file.stem
+        is_named = stem.removesuffix("s") in file.stem
+        is_of_area = name in OF_ALL or name.startswith(folders)
+        if (is_near and is_of_area) or (is_quick(file) and (is_near or is_of_area)):
             chosen.append((not is_named, not is_near, file.stat().st_size, name))
     return [name for *_, name in sorted(chosen)]
 

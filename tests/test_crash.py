@@ -134,9 +134,7 @@ def write(self, descriptor, data, write=disk.Disk.write, calls=itertools.count()
     return write(self, descriptor, data)
 
 recorder.write.disk.Disk.write, runtime.session.journal.Journal._written = write, written
-from runtime.cli import main
-main()
-"""
+from runtime.cli import main; main()"""
 
 
 def test_a_server_that_tells_before_it_writes_is_found_out(tmp_path: Path) -> None:

@@ -141,9 +141,8 @@ def is_own(node: ast.expr) -> bool:
     return False
 
 
-def private_uses(tree: ast.Module, ours: set[str]) -> Iterator[str]:
-    """The private names of libraries that a source uses; `ours`: those that any source defines."""
-    here = defined_in(tree)
+def private_uses(tree: ast.Module, ours: set[str], here: set[str]) -> Iterator[str]:
+    """The private names of libraries that a source uses; `ours` are of any source, `here` of it."""
     library = {
         alias.asname or alias.name: (node.module, alias.name)
         for node in ast.walk(tree)
@@ -192,9 +191,12 @@ def overridden(
 def test_each_private_name_of_a_library_has_a_reason() -> None:
     """An update of a library breaks the server in a place that nobody looks at."""
     trees = sources()
-    ours = {name for tree in trees.values() for name in defined_in(tree)}
+    defined = {path: defined_in(tree) for path, tree in trees.items()}
+    ours = set[str]().union(*defined.values())
     uses = Counter(
-        (path, name) for path, tree in trees.items() for name in private_uses(tree, ours)
+        (path, name)
+        for path, tree in trees.items()
+        for name in private_uses(tree, ours, defined[path])
     )
     assert set(uses) == set(USED), "a private name of a library: USED says why, or a public one"
     assert uses.total() <= USES_MAX
@@ -220,7 +222,7 @@ def test_the_library_still_has_it(used: tuple[str, str]) -> None:
 )
 def test_each_way_to_use_one_is_found(source: str, found: str) -> None:
     """A private name is used in a way that the search does not know."""
-    assert list(private_uses(ast.parse(source), set())) == [found]
+    assert list(private_uses(ast.parse(source), set(), defined_in(ast.parse(source)))) == [found]
 
 
 def test_names_of_our_own_are_none() -> None:
@@ -228,4 +230,4 @@ def test_names_of_our_own_are_none() -> None:
     source = (
         "class A:\n    def _f(self): self._x = 1\ndef g(a): a._f(); return a._x, a._replace(b=1)"
     )
-    assert list(private_uses(ast.parse(source), {"_f", "_x"})) == []
+    assert list(private_uses(ast.parse(source), {"_f", "_x"}, defined_in(ast.parse(source)))) == []

@@ -18,12 +18,12 @@ import pytest
 
 ROOT: Final = Path(__file__).parents[1]
 SIZE: Final[Mapping[str, tuple[int, int]]] = {
-    "antiphon": (226, 1),
-    "protocol": (14_333, 63),
+    "antiphon": (229, 1),
+    "protocol": (14_358, 63),
     "recorder": (4_581, 31),
-    "runtime": (25_021, 137),
-    "runtime/model": (10_335, 49),
-    "replay": (11_591, 57),
+    "runtime": (25_430, 142),
+    "runtime/model": (10_747, 50),
+    "replay": (11_667, 57),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
 ANCESTORS_MAX: Final = 3

@@ -145,6 +145,15 @@ def spaced(pattern: str) -> str:
     return pattern.replace(" ", r"\s+")
 
 
+PATTERNS: Final = [(word, re.compile(spaced(word.pattern), re.IGNORECASE)) for word in WORDS]
+
+
+def is_allowed(at: int, text: str) -> bool:
+    """Whether what stands there has a sense in which it is right."""
+    spans = (found.span() for it in ALLOWED for found in re.finditer(spaced(it.pattern), text))
+    return any(begin <= at < end for begin, end in spans)
+
+
 def findings(path: str, source: str) -> Iterator[str]:
     """Find what a file says in words that are not used: file, line, word, the better word."""
     readers: dict[str, Callable[[str], Iterable[tuple[int, str]]]]
@@ -152,12 +161,9 @@ def findings(path: str, source: str) -> Iterator[str]:
     read = readers.get(Path(path).suffix, comment_texts)
     for first, text in read(source):
         shown = re.sub(r"`[^`]*`", blanked, text)
-        allowed = [
-            found.span() for it in ALLOWED for found in re.finditer(spaced(it.pattern), shown)
-        ]
-        for word in WORDS:
-            for found in re.finditer(spaced(word.pattern), shown, re.IGNORECASE):
-                if not any(begin <= found.start() < end for begin, end in allowed):
+        for word, pattern in PATTERNS:
+            for found in pattern.finditer(shown):
+                if not is_allowed(found.start(), shown):
                     line = first + shown.count("\n", 0, found.start())
                     said = " ".join(found[0].split())
                     yield f"{path}:{line}: {said!r} is not used; better: {word.better}"

@@ -262,7 +262,7 @@ class _Visit:
 
         asked = self.question.quantize
         try:
-            needs = self._needs(config, dtype, asked)
+            needs = self._needs(config, device, dtype, asked)
         except ValueError as error:
             return Finding(check="memory", state="problem", says=str(error), do=OPTIONS)
         self.parts = [
@@ -273,7 +273,7 @@ class _Visit:
         self.memory = _memory(needs, free, device)
         others = [name for name in QUANTIZATIONS if config.quantization is None and name != asked]
         quantized = ", ".join(
-            f"{name} {self._needs(config, dtype, name).slots_that_fit(free, device)}"
+            f"{name} {self._needs(config, device, dtype, name).slots_that_fit(free, device)}"
             for name in others
         )
         each, fit = _gb(self.memory.session_bytes_total), self.memory.slots_fit
@@ -291,14 +291,20 @@ class _Visit:
             return Finding(check="memory", state="problem", says=says, do=do)
         return Finding(check="memory", state="ok", says=says)
 
-    def _needs(self, config: ModelConfig, dtype: torch.dtype, quantize: str | None) -> MemoryPlan:
+    def _needs(
+        self,
+        config: ModelConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        quantize: str | None,
+    ) -> MemoryPlan:
         from ..model.backends.minicpmo.device import plan
         from ..model.backends.minicpmo.model import VOCODER
         from ..model.backends.minicpmo.voices import planned
 
         needs = plan(config, dtype, quantize)
         with suppress(ModelUnusableError), explained(self._folder):  # Its own finding says it.
-            needs = planned(needs, self._folder / VOCODER, dtype, self.question.voice_steps)
+            needs = planned(needs, self._folder / VOCODER, dtype, device, self.question.voice_steps)
         return needs
 
     def _replay(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Finding:

@@ -287,7 +287,9 @@ def load_checkpoint(
     with _pointing_to_doctor(name), explained(folder), raising_device_lost():
         if slots is None:
             config = load_config(folder / "config.json")
-            needs = planned(plan(config, what, quantize), folder / VOCODER, what, voice_steps)
+            needs = planned(
+                plan(config, what, quantize), folder / VOCODER, what, where, voice_steps
+            )
             slots = min(slots_max, slots_that_fit(needs, where))
         return DuplexModel.load(
             folder,

@@ -76,8 +76,9 @@ def fill(value: Any, calls: Sequence[str] = ()) -> Any:
         return value
     if is_marker(value):
         number = value.get("$call")
-        is_known = isinstance(number, int) and 0 <= number < len(calls)
-        return calls[number] if is_known else _make(json.dumps(value))
+        if isinstance(number, int) and 0 <= number < len(calls):
+            return calls[number]
+        return _make(json.dumps(value))
     return {key: fill(item, calls) for key, item in value.items()}
 
 

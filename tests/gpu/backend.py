@@ -43,7 +43,10 @@ def make(
     )
     machine = model.machine
     if "voice" in argument:
-        machine.vocoder = drawn(where, what, slots=slots or 1, exact=deterministic)
+        machine.vocoder = voice = drawn(where, what, slots=slots or 1, exact=deterministic)
+        steps = voice._vocoder.steps
+        if steps is not None and where.type == "cuda":
+            steps.capture()
     else:
         with tempfile.TemporaryDirectory() as name:
             write_vocoder(Path(name) / "vocoder", config.tts.num_audio_tokens)

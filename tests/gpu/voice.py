@@ -21,6 +21,7 @@ from runtime.model.voice.reference import (
     References,
     open_network,
 )
+from runtime.model.voice.steps import sizes_on
 from runtime.model.voice.vocoder import CODES_MAX, Vocoder, session_bytes
 from tests.models import random_voice
 from tests.models.random_voice import NETWORKS, reference_pcm
@@ -45,10 +46,13 @@ def drawn(
     sizes = random_voice.HIFT_CONFIG if is_small else HiftConfig()
     flow = fill_flow(config, random_voice.flow_weights(config), dtype, device)
     hift = fill_hift(random_voice.hift_weights(sizes), device)
-    vocoder = Vocoder(flow, hift, seed="drawn", steps=VOICE_STEPS, voices=max(VOICES, slots))
+    together = (1, 2) if is_small else sizes_on(device, slots, config.dit.width, exact=exact)
+    vocoder = Vocoder(
+        flow, hift, seed="drawn", steps=VOICE_STEPS, voices=max(VOICES, slots), sizes=together
+    )
     networks = (open_network(NETWORKS / name) for name in (CODES_FILE, SPEAKER_FILE))
     references = References(*networks, vocabulary=config.codes)
-    return PublishedVoice(vocoder, references, reference_pcm(0), together=not (is_small or exact))
+    return PublishedVoice(vocoder, references, reference_pcm(0))
 
 
 def reference(number: int, codes: int) -> Reference:
@@ -62,6 +66,21 @@ def reference(number: int, codes: int) -> Reference:
 
 
 def measure(voice: PublishedVoice, counts: Sequence[int], say: Say) -> dict[str, Any]:
+    """Time a second of speech, launched kernel by kernel, then captured; and what it takes."""
+    steps = voice._vocoder.steps
+    assert steps is not None
+    found = {"launched": timed(voice, counts, say)}
+    say("the steps' places, MB", steps.bytes // 10**6)
+    if voice._vocoder.flow.encoder_proj.weight.is_cuda:
+        before, began = torch.cuda.memory_reserved(), time.perf_counter()
+        steps.capture()
+        say("captured, s", round(time.perf_counter() - began, 1))
+        say("captures, MB", (torch.cuda.memory_reserved() - before) // 10**6)
+        found["captured"] = timed(voice, counts, say)
+    return found
+
+
+def timed(voice: PublishedVoice, counts: Sequence[int], say: Say) -> dict[str, Any]:
     """Time a second of speech for so many sessions, each amid a turn."""
     device = voice._vocoder.flow.encoder_proj.weight.device
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import io
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -19,6 +18,7 @@ import soundfile
 
 from protocol.values.model import INPUT_RATE_HZ
 from recorder.format.format import recording_id_of
+from runtime.commands.server_process import RUN
 from tests.browser.chromium import CHROMIUM, chromium
 from tests.live.servers import LiveServer, live_server
 from tests.live.test_console import SPEECH, Console, sent
@@ -26,7 +26,7 @@ from tests.live.test_console import SPEECH, Console, sent
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to show a page in")
 
 LOOPBACK: Final = Path(__file__).parents[1] / "javascript" / "loopback.js"
-TALKATIVE: Final = (sys.executable, "-m", "tests.models.talkative")
+TALKATIVE: Final = (*RUN[:3], f"from tests.models.talkative import talk; talk(); {RUN[3]}")
 PAUSE_S: Final = 20
 PANEL: Final = ".own-voice"
 RECORDED: Final = f"document.querySelector('{PANEL} audio')"

@@ -308,12 +308,8 @@ def test_a_full_disk_ends_calls_where_that_is_asked_for(
 
 def with_limit(size: int) -> tuple[str, ...]:
     """Run `antiphon` so that no file of its grows above a size."""
-    code = (
-        "import os, resource, sys; "
-        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size})); "
-        "os.execv(sys.argv[1], sys.argv[1:])"
-    )
-    return (sys.executable, "-c", code, *RUN)
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size})); "
+    return (*RUN[:3], limit + RUN[3])
 
 
 @pytest.mark.parametrize("policy", ["continue", "close"])
@@ -349,9 +345,7 @@ import threading
 import recorder.write.disk, runtime.session.journal, runtime.serve.serve_command
 recorder.write.disk.Disk.sync = lambda self, descriptor: threading.Event().wait()
 runtime.session.journal.FIN_WAIT_S, runtime.serve.serve_command.EXIT_WAIT_S = 0.1, 0.5
-from runtime.cli import main
-main()
-"""
+from runtime.cli import main; main()"""
 
 
 def test_a_device_that_hangs_silences_nobody_and_does_not_keep_the_server(

@@ -28,6 +28,7 @@ from replay.rerun.logic import replay
 from runtime.access.keys import Key, change_key_file, hash_key
 from tests.live.servers import LiveServer, live_server
 from tests.network.requesting import request
+from tests.project.sampling import sample
 from tests.transcripts.media import png
 
 SPEECH: Final = Path(__file__).parents[2] / "fixtures" / "speech" / "demo.wav"
@@ -38,6 +39,8 @@ TOOL: Final[Any] = {
     "function": {"name": "clock", "description": "The time.", "parameters": {"type": "object"}},
 }
 WAIT_S: Final = 30
+EACH: Final = sample(5, 2)
+"""Calls of each of many clients at once."""
 
 
 @pytest.fixture(scope="module")
@@ -372,12 +375,13 @@ def silence(seconds: int) -> bytes:
         *(b"", b"RIFF", b"\0" * 1_000, b"PK\x03\x04" + zlib.compress(bytes(1 << 20))),
         *(b"\x1a\x45\xdf\xa3webm" + bytes(500), b"\0\0\0\x18ftypisom" + b"\xff" * 500),
         *(b"ID3" + b"\xff" * 2_000, b"fLaC" + b"\xff" * 500, b"OggS" + bytes(500)),
-        silence(3_600),
+        b"an hour",
     ],
     ids=range(10),
 )
 def test_a_hostile_file_is_refused(client: OpenAI, data: bytes) -> None:
     """A file takes the server's memory, its time, or its life."""
+    data = silence(3_600) if data == b"an hour" else data
     with pytest.raises(openai.BadRequestError) as error:
         client.audio.transcriptions.create(model="tiny", file=("a.wav", data))
     assert (error.value.param, error.value.code) == ("file", "invalid_audio")
@@ -434,7 +438,7 @@ def test_many_calls_are_bounded_and_all_answered(server: LiveServer) -> None:
 
     def ask() -> None:
         body = json.dumps({"model": "tiny", "messages": QUESTION, "max_tokens": 1}).encode()
-        for _ in range(5):
+        for _ in range(EACH):
             found = request(
                 server.address, "/v1/chat/completions", method="POST", body=body, headers={}
             )
@@ -445,7 +449,7 @@ def test_many_calls_are_bounded_and_all_answered(server: LiveServer) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(statuses) == 100
+    assert len(statuses) == 20 * EACH
     assert set(statuses) <= {200, 429}
     assert statuses.count(200) > 0
     until_none(server)

@@ -24,6 +24,7 @@ from runtime.model.voice.vocoder import Vocoder as PublishedVocoder
 from tests.live.servers import LiveServer, live_server
 from tests.live.test_forks import check_log, leave, results_of, say, serving, sounds, states_of
 from tests.models.random_voice import STEPS, write_checkpoint
+from tests.project.sampling import sample
 from tests.runtime.model.voice.test_sessions import ROOM
 from tests.sessions import resumed
 from tests.sessions.in_memory import pcm
@@ -35,7 +36,11 @@ LONG: Final = {
     "tts_config": {"max_position_embeddings": 8192},
 }
 """Room for a turn that a model which never listens does not end."""
-SPOKEN: Final = tuple(kind for kind in KINDS if "transcription" not in kind)
+SPOKEN: Final = sample(
+    tuple(kind for kind in KINDS if "transcription" not in kind),
+    ("realtime, audio", "live", "openai", "realtime, chat", "legacy-chat"),
+)
+"""Those that speak; the others are duplex sessions as the first."""
 
 
 def question() -> Ask:
@@ -95,8 +100,9 @@ def logs(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
     async def clients(server: LiveServer) -> None:
         url = server.url.removesuffix("/v1/realtime")
         async with anyio.create_task_group() as tasks:
-            for number, (kind, each) in enumerate(told.items()):
-                tasks.start_soon(converse, kind, url, each, random.Random(number), "random")
+            for kind, each in told.items():
+                drawn = random.Random([*KINDS].index(kind))
+                tasks.start_soon(converse, kind, url, each, drawn, "random")
 
     options = ("--record", str(records), "--slots", "4", "--voice-steps", str(STEPS))
     with pytest.MonkeyPatch.context() as patch:

@@ -1,6 +1,6 @@
 """`antiphon` with a scripted model that talks all the time, with the voice of `fixtures/speech`.
 
-    python -m tests.models.talkative serve --model scripted
+`talk` is to be called in its process before `main`.
 
 A tone, as which the scripted model speaks elsewhere, has no syllables by which it is known again.
 """
@@ -15,7 +15,6 @@ import numpy as np
 import soundfile
 
 from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ
-from runtime.cli import main
 from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
 
 SPEECH: Final = Path(__file__).parents[2] / "fixtures" / "speech" / "heldout"
@@ -32,11 +31,6 @@ def voice() -> list[bytes]:
 
 
 def talk() -> None:
-    """Run the command line with that script."""
+    """Have the scripted model say that, in each session of this process."""
     steps = [Step(speech=Speaks(text="and so on, ", pcm=second)) for second in voice()]
     ScriptedBackend.__init__.__defaults__ = (lambda unit, _: steps[unit.index % SECONDS],)
-    main()
-
-
-if __name__ == "__main__":
-    talk()

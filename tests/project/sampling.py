@@ -19,9 +19,9 @@ import pytest
 Cases = TypeVar("Cases")
 
 IS_SOAK: Final = os.environ.get("HYPOTHESIS_PROFILE") == "soak"
-CASES_MIN: Final = 8
+CASES_MIN: Final = 6
 """Of one test; if there are fewer, all run."""
-SHARE: Final = 8
+SHARE: Final = 12
 """Of more, one in so many."""
 
 
@@ -31,8 +31,8 @@ def sample(every: Cases, few: Cases) -> Cases:
 
 
 ONE_LOOP: Final = sample(("asyncio", "trio"), ("asyncio",))
-"""Event loops of tests that compute for seconds, of what does not depend on the loop: those of
-`test_engine.py`, with a model that computes nothing, run on both."""
+"""Event loops of tests that take seconds, of what does not depend on the loop: those of
+`test_engine.py`, with a model that computes nothing, and those of other media run on both."""
 
 
 def sampled(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:

@@ -47,10 +47,10 @@ from tests.sessions.in_memory import on_virtual_time
 from tests.sessions.referee import Referee
 
 BATCH = 20
-BATCHES = sample(range(0, 200, BATCH), range(0, 200, 4 * BATCH))
+BATCHES = sample(range(0, 200, BATCH), range(0, 200, 5 * BATCH))
 CHANGED = range(80, 400)
 """Sessions of which one is changed; the first with all kinds of records that are."""
-MODEL_SESSIONS = sample(10, 6)
+MODEL_SESSIONS = sample(10, 4)
 HYPOTHESIS_NUMBER = 1_000_000
 
 

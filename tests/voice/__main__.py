@@ -1,9 +1,11 @@
 """Hold our modules to the public code's numbers: one line an array, with its largest deviation.
 
     python -m tests.voice --voice a --prompt 40
+    python -m tests.voice --steps 4
     python -m tests.voice --time
 
-Exits with 1 if an array deviates by more than its bound. `--time` measures instead.
+Exits with 1 if an array deviates by more than its bound. `--steps` computes in fixed shapes, as on
+a GPU; `--time` measures instead.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--golden", type=Path, default=GOLDEN, help="the public code's numbers")
     parser.add_argument("--voice", default="a", help="the voice's name in both files")
     parser.add_argument("--prompt", type=int, default=40, help="codes of its prompt")
+    parser.add_argument("--steps", type=int, help="sessions of a fixed shape, mostly empty")
     parser.add_argument("--time", action="store_true", help="measure instead, on one core")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -42,7 +45,8 @@ def main(arguments: Sequence[str]) -> int:
     if not any(name.startswith(f"{options.voice}.") for name in golden):
         parser.error(f"{options.golden} has no voice {options.voice!r}")
     status = 0
-    for found in deviations(weights, golden, options.voice, options.prompt):
+    sizes = () if options.steps is None else (options.steps,)
+    for found in deviations(weights, golden, options.voice, options.prompt, sizes):
         verdict = "" if found.is_small else f"  above {found.bound:.0e}"
         print(f"{found.name:32} {found.value:.2e}{verdict}", flush=True)
         status |= not found.is_small

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -86,7 +86,9 @@ def published_hift(weights: ModuleType, golden: Mapping[str, NDArray[Any]]) -> H
     return fill_hift({f"generator.{name}": tensor for name, tensor in found.items()})
 
 
-def published_vocoder(weights: ModuleType, golden: Mapping[str, NDArray[Any]]) -> Vocoder:
+def published_vocoder(
+    weights: ModuleType, golden: Mapping[str, NDArray[Any]], sizes: Sequence[int] = ()
+) -> Vocoder:
     """The vocoder at its published size, without noise in the source."""
     return Vocoder(
         published_flow(weights, golden),
@@ -94,6 +96,7 @@ def published_vocoder(weights: ModuleType, golden: Mapping[str, NDArray[Any]]) -
         seed="",
         table=torch.from_numpy(weights.flow_noise()[0].T.copy()),
         draw=lambda _, count: np.zeros(count, np.float32),
+        sizes=sizes,
     )
 
 
@@ -136,21 +139,25 @@ def reference_of(inputs: Mapping[str, NDArray[Any]]) -> Reference:
 
 
 def deviations(
-    weights: ModuleType, golden: Mapping[str, NDArray[Any]], name: str, prompt: int
+    weights: ModuleType,
+    golden: Mapping[str, NDArray[Any]],
+    name: str,
+    prompt: int,
+    sizes: Sequence[int] = (),
 ) -> Iterator[Deviation]:
     """Prepare a voice, speak its codes, and compare each array with the public code's."""
-    check = Check(golden, name)
-    for array, found, bound in computed(weights, golden, name, prompt):
+    check, vocoder = Check(golden, name), published_vocoder(weights, golden, sizes)
+    for array, found, bound in computed(vocoder, weights, name, prompt):
         if f"{name}.{array}" in golden:
             yield check(array, found, bound)
     yield from (Deviation(array, math.nan, BOUND) for array in sorted(check.missing))
 
 
 def computed(
-    weights: ModuleType, golden: Mapping[str, NDArray[Any]], name: str, prompt: int
+    vocoder: Vocoder, weights: ModuleType, name: str, prompt: int
 ) -> Iterator[tuple[str, Tensor, float]]:
     """All arrays of a voice, and their bounds."""
-    vocoder, inputs = published_vocoder(weights, golden), weights.inputs(name, prompt)
+    inputs = weights.inputs(name, prompt)
     reference = reference_of(inputs)
     turn, at = vocoder.voice(reference), 0
     for cache, found in caches(turn):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from runtime.model.voice.encoder import LOOKAHEAD
+from runtime.model.voice.steps import VoiceSteps
 from runtime.model.voice.vocoder import Chunk, Vocoder
 from tests.voice.golden import published_vocoder, reference_of
 
@@ -55,6 +56,7 @@ def figures(
 ) -> Iterator[str]:
     """Measure, a line each."""
     vocoder, inputs = published_vocoder(weights, golden), weights.inputs(name, prompt)
+    in_steps = VoiceSteps(vocoder.flow, vocoder.hift, BATCHES)
     began = time.process_time()
     reference = reference_of(inputs)
     voice = vocoder.voice(reference)
@@ -64,13 +66,14 @@ def figures(
     first = Chunk(reference=reference, turn=None, codes=codes, last=False)
     turn = vocoder.speak([first])[0].turn
     chunk = Chunk(reference=reference, turn=turn, codes=codes, last=False)
-    for size in BATCHES:
-        began = time.process_time()
+    for steps, size in ((steps, size) for size in BATCHES for steps in (None, in_steps)):
+        vocoder.steps, began = steps, time.process_time()
         with timed(vocoder) as spent:
-            spoken = vocoder.speak([chunk] * size, together=size > 1)
+            spoken = vocoder.speak([chunk] * size)
         total = (time.process_time() - began) / size
         parts = ", ".join(f"{part} {1000 * each / size:.0f}" for part, each in spent.items())
-        yield f"{size} together: {1000 * total:.0f} ms a second of speech and voice ({parts})"
+        how = "each by itself" if steps is None else "as on a GPU, in a step"
+        yield f"{size}, {how}: {1000 * total:.0f} ms a second of speech and voice ({parts})"
         turn = spoken[0].turn
         del spoken
     assert turn is not None

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +29,7 @@ from .vocoder import VOICES, Vocoder
 FLOW_YAML: Final = "flow.yaml"
 FLOW: Final = "flow.pt"
 HIFT: Final = "hift.pt"
+NAME_MAX: Final = 200
 PREFIX: Final = "generator."
 """Of each name in `hift.pt`."""
 LENGTH, DIRECTION = ".weight_g", ".weight_v"
@@ -49,6 +51,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise FileNotFoundError(f"{path.name} is missing")
     try:
+        with zipfile.ZipFile(path) as archive:
+            if any(each.compress_type for each in archive.infolist()):
+                raise ValueError("it is compressed")  # To any size, and not read as such.
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (OSError, MemoryError):
         raise
@@ -60,7 +65,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if not isinstance(found, dict):
         raise CheckpointError(f"{path.name} is not a table of weights")
     for name, tensor in found.items():
-        if not isinstance(name, str) or not _is_plain(tensor):
+        is_name = isinstance(name, str) and len(name) <= NAME_MAX and name.isprintable()
+        if not is_name or not _is_plain(tensor):
             raise CheckpointError(f"{path.name} has {str(name)[:200]!r}, which is not a weight")
     return found
 
@@ -207,13 +213,20 @@ def load_vocoder(
     *,
     steps: int = VOICE_STEPS,
     voices: int = VOICES,
+    sizes: Callable[[int], Sequence[int]] = lambda _: (),
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Vocoder:
     """Load a vocoder; the flow computes in `dtype`, HiFT in float32.
 
+    `sizes`: sessions that are computed together, by the flow's width (`steps.sizes_on`).
     `OSError`: a file is missing; `CheckpointError`: a file is damaged, or does not fit the others.
     """
     flow = fill_flow(read_config(folder), read_tensors(folder / FLOW), dtype, device)
     hift = fill_hift(read_tensors(folder / HIFT), device)
-    return Vocoder(flow, hift, seed=digest(folder), steps=steps, voices=voices)
+    together = sizes(flow.config.dit.width)
+    seed = digest(folder)
+    vocoder = Vocoder(flow, hift, seed=seed, steps=steps, voices=voices, sizes=together)
+    if vocoder.steps is not None and torch.device(device).type == "cuda":
+        vocoder.steps.capture()
+    return vocoder

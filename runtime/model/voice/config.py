@@ -20,6 +20,8 @@ BYTES_MAX: Final = 65_536
 """The published file has about a thousand."""
 SIZE_MAX: Final = 8192
 """Of a width or a count; the published maximum is 6561."""
+BLOCKS_MAX: Final = 64
+"""Of blocks in a row, which are modules before they are compared with the weights."""
 SILENT_CODE: Final = 4218
 """A turn's buffer starts with it, so the vocabulary holds it."""
 MEL: Final = 80
@@ -197,8 +199,9 @@ def _scalar(path: str, event: Any) -> str:
 def _value(path: str, text: str) -> bool | int | float | str:
     published = PUBLISHED[path]
     if path in SIZES:
-        if not re.fullmatch(r"[0-9]{1,4}", text) or not 1 <= int(text) <= SIZE_MAX:
-            raise ValueError(f"{path} is {text[:40]!r}, not a whole number from 1 to {SIZE_MAX}")
+        most = BLOCKS_MAX if path.endswith(("blocks", "depth")) else SIZE_MAX
+        if not re.fullmatch(r"[0-9]{1,4}", text) or not 1 <= int(text) <= most:
+            raise ValueError(f"{path} is {text[:40]!r}, not a whole number from 1 to {most}")
         return int(text)
     try:
         found = _as_kind(text, published)

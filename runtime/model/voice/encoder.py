@@ -39,6 +39,17 @@ def causal(conv: nn.Conv1d, rows: Tensor) -> Tensor:
     return F.linear(seen, conv.weight.flatten(1), conv.bias)  # (B, T, out)
 
 
+def rows_before(rows: Tensor, count: int, ends: Tensor | None) -> Tensor:
+    """The `count` rows before each end, (B, count, C), or the last ones.
+
+    Ends, (B,), are counted without the `count` rows that `rows` begins with.
+    """
+    if ends is None:
+        return rows[:, -count:]
+    at = ends[:, None] + torch.arange(count, device=rows.device)  # (B, count)
+    return rows.take_along_dim(at[..., None], dim=1)
+
+
 class Embed(nn.Module):
     """The input layer of a row of blocks."""
 
@@ -60,11 +71,12 @@ class Lookahead(nn.Module):
         self.conv1 = nn.Conv1d(width, width, LOOKAHEAD + 1)
         self.conv2 = nn.Conv1d(width, width, CONV_ROWS + 1)
 
-    def forward(self, x: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, before: Tensor, ends: Tensor | None) -> tuple[Tensor, Tensor]:
         """(B, T + 3, C), with the rows kept (B, 2, C) -> (B, T, C), and the next chunk's."""
         ahead = F.leaky_relu(causal(self.conv1, x), 0.01)  # (B, T, C)
         rows = torch.cat((before, ahead), dim=1)  # (B, 2 + T, C)
-        return x[:, :-LOOKAHEAD] + causal(self.conv2, rows), rows[:, -CONV_ROWS:]
+        kept = rows_before(rows, CONV_ROWS, ends)
+        return x[:, :-LOOKAHEAD] + causal(self.conv2, rows), kept
 
 
 class Attention(nn.Module):
@@ -165,6 +177,8 @@ class Past:
         frames: of each block at one row a frame.
         codes_mask: over `codes` and the chunk, (B, 1, 1, P + T), 0 or -inf; None: all are seen.
         frames_mask: over `frames` and the chunk.
+        given: 1 for the codes of each chunk, 0 for those that fill it up, (B, T + 3, 1).
+        ends: rows of each chunk, (B,); None: each has T.
     """
 
     ahead: Tensor
@@ -173,6 +187,8 @@ class Past:
     frames: Sequence[Tensor]
     codes_mask: Tensor | None = None
     frames_mask: Tensor | None = None
+    given: Tensor | None = None
+    ends: Tensor | None = None
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -244,13 +260,15 @@ class Encoder(nn.Module):
     def forward(self, embedded: Tensor, past: Past, *, last: bool) -> Encoded:
         """Encode embedded codes, (B, T + 3, inputs), or (B, T, inputs) if they end the turn."""
         x = self.embed(embedded)
-        if last:
+        if past.given is not None:
+            x = x * past.given
+        elif last:
             x = F.pad(x, (0, 0, 0, LOOKAHEAD))
-        x, ahead = self.pre_lookahead_layer(x, past.ahead)  # (B, T, C)
+        x, ahead = self.pre_lookahead_layer(x, past.ahead, past.ends)  # (B, T, C)
         before, after = self._distances[: self.config.blocks], self._distances[self.config.blocks :]
         x, codes = self._run(x, self.encoders, before, past.codes, past.codes_mask)
         x = torch.cat((past.doubled, x.repeat_interleave(UP, dim=1)), dim=1)  # (B, 4 + 2 T, C)
-        doubled = x[:, -UP_ROWS:]
+        doubled = rows_before(x, UP_ROWS, None if past.ends is None else UP * past.ends)
         x = self.up_embed(causal(self.up_layer.conv, x))  # (B, 2 T, C)
         x, frames = self._run(x, self.up_encoders, after, past.frames, past.frames_mask)
         rows = self.after_norm(x)

@@ -12,7 +12,7 @@ and half of the guidance; its newest rows come first.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import attrs
@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from .config import MEL, SPEAKER, DitConfig, FlowConfig
-from .encoder import Encoder, causal
+from .encoder import Encoded, Encoder, causal, rows_before
+from .encoder import Past as EncoderPast
 
 GUIDANCE: Final = 0.7
 BEFORE: Final = 2
@@ -31,8 +32,29 @@ TIME_SCALE: Final = 1000.0
 PARTS: Final = 3
 """Of a block: attention, MLP, convolution; each is shifted, scaled and gated."""
 
-PastOf = Callable[[int], Tensor]
-"""The cache at a step, (depth, 2 B, H, P, 2 D), the guided half first."""
+Time = Sequence[Tensor]
+"""What a time does to blocks, (depth, 9, C), and to the last layer, (2, C); its length, ()."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Past:
+    """What chunks of a batch see at a step, in all blocks, of what was before them.
+
+    Attributes:
+        rows: the cache, (depth, 2 B, H, P, 2 D), the guided half first.
+        before: rows before the convolutions, (depth, 2 B, 2, 2, C).
+        mask: over the chunk and the cache, (2 B, 1, 1, T + P), 0 or -inf; None: all are seen.
+        ends: rows of each chunk, (2 B,); None: each has T.
+    """
+
+    rows: Tensor
+    before: Tensor
+    mask: Tensor | None = None
+    ends: Tensor | None = None
+
+
+Step = Callable[[Tensor, Tensor, Time, Past], tuple[Tensor, Tensor, Tensor]]
+"""See `Flow.step`."""
 
 
 class Attention(nn.Module):
@@ -71,12 +93,12 @@ class Convolution(nn.Module):
             }
         )
 
-    def forward(self, x: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, before: Tensor, ends: Tensor | None) -> tuple[Tensor, Tensor]:
         """(B, T, C), with the rows before each, (B, 2, 2, C) -> (B, T, C), and the next chunk's."""
         first = torch.cat((before[:, 0], x), dim=1)  # (B, 2 + T, C)
         x = F.mish(self.block["3"](causal(self.block["1"], first)))  # type: ignore[arg-type]
         second = torch.cat((before[:, 1], x), dim=1)
-        kept = torch.stack((first[:, -BEFORE:], second[:, -BEFORE:]), dim=1)
+        kept = torch.stack([rows_before(rows, BEFORE, ends) for rows in (first, second)], dim=1)
         return causal(self.block["6"], second), kept  # type: ignore[arg-type]
 
 
@@ -110,13 +132,13 @@ class Block(nn.Module):
         self.adaLN_modulation = _modulation(config.width, 3 * PARTS)
 
     def forward(
-        self, x: Tensor, time: Tensor, past: Tensor, before: Tensor, mask: Tensor | None
+        self, x: Tensor, time: Tensor, past: Past, index: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T, C) at a `time`, (9, C) -> (B, T, C), keys and values, and rows kept."""
         (shift, scale, gate), mlp, conv = time.view(PARTS, 3, -1)  # (C,) each
-        seen, new = self.attn(_normed(x, shift, scale), past, mask)
+        seen, new = self.attn(_normed(x, shift, scale), past.rows[index], past.mask)
         x = x + gate * seen
-        mixed, kept = self.conv(_normed(x, conv[0], conv[1]), before)
+        mixed, kept = self.conv(_normed(x, conv[0], conv[1]), past.before[index], past.ends)
         x = x + conv[2] * mixed
         return x + mlp[2] * self.mlp(_normed(x, mlp[0], mlp[1])), new, kept
 
@@ -167,27 +189,12 @@ class Dit(nn.Module):
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Past:
-    """What chunks of a batch see of what was before them.
-
-    Attributes:
-        rows: the cache.
-        before: rows before the convolutions, (steps, depth, 2 B, 2, 2, C).
-        mask: over the chunk and the cache, (2 B, 1, 1, T + P), 0 or -inf; None: all are seen.
-    """
-
-    rows: PastOf
-    before: Tensor
-    mask: Tensor | None = None
-
-
-@attrs.frozen(kw_only=True, eq=False)
 class Flowed:
     """A chunk's mel frames, (B, T, 80), and what is kept.
 
     Attributes:
         rows: keys and values, (steps, depth, 2 B, H, T, 2 D).
-        before: for the next `Past`.
+        before: rows for the next `Past`, (steps, depth, 2 B, 2, 2, C).
     """
 
     mel: Tensor
@@ -214,54 +221,70 @@ class Flow(nn.Module):
         self.encoder = Encoder(config.encoder)
         self.encoder_proj = nn.Linear(config.encoder.width, MEL)
         self.decoder = Decoder(config.dit)
-        self._deltas: list[float] = []
-        self._blocks = self._final = torch.zeros(0)
+        self._times: list[Time] = []
 
     def prepare(self, steps: int) -> None:
         """Compute what does not depend on the codes, once the weights are loaded."""
         self.encoder.prepare()
         times = 1 - torch.cos(torch.linspace(0, 1, steps + 1) * (math.pi / 2))
-        self._deltas = times.diff().tolist()
-        self._blocks, self._final = self.decoder.estimator.modulations(times[:-1])
+        blocks, final = self.decoder.estimator.modulations(times[:-1])
+        deltas = times.diff().to(blocks.device)
+        self._times = list(zip(blocks, final, deltas, strict=True))
 
     @property
     def steps(self) -> int:
         """Steps from noise to mel."""
-        return len(self._deltas)
+        return len(self._times)
 
     def speaker(self, embedding: Tensor) -> Tensor:
         """A speaker's embedding, (192,), as the network's condition, (80,)."""
         return self.spk_embed_affine_layer(F.normalize(embedding, dim=0))  # type: ignore[no-any-return]
 
-    def forward(
-        self, noise: Tensor, mu: Tensor, speaker: Tensor, prompt: Tensor, past: Past
-    ) -> Flowed:
-        """Follow the velocity from `noise`, (B, T, 80).
+    def encode(self, codes: Tensor, past: EncoderPast, *, last: bool) -> tuple[Tensor, Encoded]:
+        """Codes (B, T + 3), or (B, T) if they end the turn, to `mu`, (B, 2 T, 80)."""
+        encoded = self.encoder(self.input_embedding(codes), past, last=last)
+        return self.encoder_proj(encoded.rows), encoded
 
-        Conditions: `mu` (B, T, 80), `speaker` (B, 80), and `prompt` (B, T, 80), its mel or zeros.
-        The mel is integrated in float32.
+    def conditions(self, mu: Tensor, speaker: Tensor, prompt: Tensor) -> Tensor:
+        """What the network sees: `mu`, the speaker (B, 80), and the prompt's mel, or zeros.
+
+        (2 B, T, 240), without any in the second half.
         """
-        dit, config = self.decoder.estimator, self.config.dit
-        x, (size, rows), like = noise, noise.shape[:2], dit.in_proj.weight
-        shape = (self.steps, config.depth, 2 * size, config.heads, rows, 2 * config.head_width)
-        kept, before = like.new_empty(shape), torch.empty_like(past.before)
-        guided = torch.cat((mu, speaker[:, None].expand(-1, rows, -1), prompt.to(like)), dim=-1)
-        conditions = torch.cat((guided, torch.zeros_like(guided)))  # (2 B, T, 240)
-        for step, delta in enumerate(self._deltas):
-            y = dit.in_proj(
-                torch.cat((torch.cat((x, x)).to(like), conditions), dim=-1)
-            )  # (2 B, T, C)
-            caches = past.rows(step)
-            for index, block in enumerate(dit.blocks):
-                y, kept[step, index], before[step, index] = block(
-                    y,
-                    self._blocks[step, index],
-                    caches[index],
-                    past.before[step, index],
-                    past.mask,
-                )
-            y = dit.final_layer.linear(_normed(y, self._final[step, 0], self._final[step, 1]))
-            with_conditions, without = y.float().chunk(2)  # (B, T, 80) each
-            velocity = (1 + GUIDANCE) * with_conditions - GUIDANCE * without
-            x = x + delta * velocity
-        return Flowed(mel=x, rows=kept, before=before)
+        speakers = speaker[:, None].expand_as(mu)
+        guided = torch.cat((mu, speakers, prompt.to(mu).expand_as(mu)), dim=-1)  # (B, T, 240)
+        return torch.cat((guided, torch.zeros_like(guided)))
+
+    def forward(
+        self,
+        noise: Tensor,
+        conditions: Tensor,
+        past: Callable[[int], Past],
+        step: Step | None = None,
+    ) -> Flowed:
+        """Follow the velocity from `noise`, (B, T, 80), in float32; `past` is that of a step.
+
+        `step` is called in place of `Flow.step`.
+        """
+        x, config, run, kept = noise, self.config.dit, step or self.step, list[Tensor]()
+        shape = (config.depth, len(conditions), config.heads, x.shape[1], 2 * config.head_width)
+        rows = conditions.new_empty(self.steps, *shape)
+        for at, time in enumerate(self._times):
+            x, rows[at], before = run(x, conditions, time, past(at))
+            kept.append(before.clone())
+        return Flowed(mel=x.clone(), rows=rows, before=torch.stack(kept))
+
+    def step(
+        self, x: Tensor, conditions: Tensor, time: Time, past: Past
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Move `x` by a step; also its keys and values, and the rows kept, of all blocks."""
+        dit, (blocks, final, delta) = self.decoder.estimator, time
+        y = dit.in_proj(torch.cat((torch.cat((x, x)).to(conditions), conditions), dim=-1))
+        news, kept = list[Tensor](), list[Tensor]()
+        for index, block in enumerate(dit.blocks):
+            y, new, rows = block(y, blocks[index], past, index)  # (2 B, T, C)
+            news.append(new)
+            kept.append(rows)
+        y = dit.final_layer.linear(_normed(y, final[0], final[1]))  # (2 B, T, 80)
+        with_conditions, without = y.float().chunk(2)
+        velocity = (1 + GUIDANCE) * with_conditions - GUIDANCE * without
+        return x + delta * velocity, torch.stack(news), torch.stack(kept)

@@ -163,6 +163,12 @@ class Hift(nn.Module):
         """The source of mel frames (B, F, 80), with normal noise (B, 480 F) -> (B, 480 F)."""
         return self.m_source(self.f0_predictor(mel.transpose(1, 2)), noise)  # type: ignore[no-any-return]
 
+    def speak(self, mel: Tensor, noise: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        """Source and sound of mel frames; `before`: the source of the first ones, (B, N)."""
+        source = self.source(mel, noise)
+        source = torch.cat((before, source[:, before.shape[1] :]), dim=1)
+        return source, self(mel, source)
+
     def _spectrum(self, sound: Tensor) -> Tensor:
         """(B, N) -> (B, 18, N / 4 + 1): real parts, then imaginary ones."""
         edge = WINDOW // 2

@@ -6,9 +6,8 @@ the prompt leaves in the caches. It is computed once and shared; the least recen
 and computed again, to the same bits, when a turn needs it. What a chunk draws is keyed by the
 vocoder's seed, the session's key and the place in the turn.
 
-On a CPU each chunk is computed by itself, so its bits do not depend on others. `together` computes
-chunks of one length as a batch, in the flow padded to the longest cache, which gives the same up to
-rounding.
+On a CPU each chunk is computed by itself, so its bits do not depend on others. On a GPU chunks are
+computed together in fixed shapes (`steps.py`), which gives the same up to rounding.
 
 *Caches*: keys and values of past rows, as immutable pieces, and the published rules that cut them.
 
@@ -27,7 +26,6 @@ between its first `P` and its last `KEPT`:
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -39,9 +37,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
+from torch.nn.utils.rnn import pad_sequence
 
 from protocol.values.limits import VOICE_STEPS
 
+from ..backends.minicpmo.device import choose_kernels
 from ..backends.minicpmo.sampling import keyed
 from . import encoder, flow
 from .config import MEL, SILENT_CODE, SPEAKER, FlowConfig
@@ -49,11 +49,10 @@ from .encoder import LOOKAHEAD, UP
 from .flow import Flow
 from .hift import FRAME, Hift
 from .reference import CODES_A_SECOND, SECONDS_MAX, Reference
+from .steps import CACHE, CODES, FRAMES, MEL_KEPT, Padded, VoiceSteps, mask_of
 
 TABLE_FRAMES: Final = 1000
 """Columns of the flow's noise. A chunk starts at the length of its cache, so few are used."""
-MEL_KEPT: Final = 8
-"""Mel frames before a chunk that HiFT runs over again; their sound is faded into the chunk's."""
 HELD: Final = MEL_KEPT * FRAME
 """Samples that are held back until the next chunk."""
 CODES_MIN: Final = 5 + LOOKAHEAD
@@ -225,6 +224,7 @@ class Vocoder:
         seed: what all draws are keyed by, such as the fingerprint of the weights.
         steps: of the flow.
         voices: that are kept, used or not.
+        sizes: sessions whose chunks are computed together, ascending; none: each by itself.
         table: its noise, (frames, 80); None draws it.
         draw: gives normal numbers, by a key.
     """
@@ -237,6 +237,7 @@ class Vocoder:
         seed: str,
         steps: int = VOICE_STEPS,
         voices: int = VOICES,
+        sizes: Sequence[int] = (),
         table: Tensor | None = None,
         draw: Callable[[str, int], NDArray[np.float32]] = normal,
     ) -> None:
@@ -253,6 +254,8 @@ class Vocoder:
         with torch.inference_mode():
             flow.prepare(steps)
             hift.prepare()
+        choose_kernels()
+        self.steps = VoiceSteps(flow, hift, sizes) if sizes else None
 
     # -- voices ------------------------------------------------------------------------------------
 
@@ -275,7 +278,7 @@ class Vocoder:
         codes = (*reference.codes, *(SILENT_CODE,) * LOOKAHEAD)
         chunk = Chunk(reference=reference, turn=empty, codes=codes, last=False)
         mel = torch.from_numpy(fitted(reference.mel, rows)).to(weight.device)
-        return _shared(self._flowed([chunk], [empty], mel)[0][1])
+        return _shared(self._flowed(chunk, empty, mel)[1])
 
     def _empty(self, prompt: int, speaker: Tensor) -> Turn:
         """The state before a prompt."""
@@ -316,51 +319,87 @@ class Vocoder:
 
     # -- chunks ------------------------------------------------------------------------------------
 
-    def speak(self, chunks: Sequence[Chunk], *, together: bool = False) -> list[Spoken]:
-        """Speak chunks, each with the same bits in any company, unless `together`."""
+    def speak(self, chunks: Sequence[Chunk]) -> list[Spoken]:
+        """Speak chunks, each by itself or, with steps, as many as they hold together."""
         for chunk in chunks:
             assert (1 if chunk.last else CODES_MIN) <= len(chunk.codes) <= CODES_MAX, chunk.codes
             assert 0 <= min(chunk.codes) <= max(chunk.codes) < self.flow.config.codes, chunk.codes
+        most = 1 if self.steps is None else self.steps.sizes[-1]
         with torch.inference_mode():
-            if not together:
-                return [self._speak([chunk])[0] for chunk in chunks]
-            groups = dict[tuple[int, bool], list[int]]()
-            for index, chunk in enumerate(chunks):
-                groups.setdefault((len(chunk.codes), chunk.last), []).append(index)
-            order = [index for group in groups.values() for index in group]
-            spoken = [
-                one for group in groups.values() for one in self._speak([chunks[i] for i in group])
+            return [
+                one
+                for at in range(0, len(chunks), most)
+                for one in self._speak(chunks[at : at + most])
             ]
-        return [one for _, one in sorted(zip(order, spoken, strict=True), key=lambda at: at[0])]
 
     def _speak(self, chunks: Sequence[Chunk]) -> list[Spoken]:
         for chunk in chunks:  # The voice of a turn in progress is in use: it must not go first.
             if chunk.reference.digest in self._voices:
                 self._voices.move_to_end(chunk.reference.digest)
         turns = [chunk.turn or self.voice(chunk.reference) for chunk in chunks]
-        flowed = self._flowed(chunks, turns, self._table.new_zeros(1, MEL))
+        if self.steps is not None and all(map(fits, chunks, turns)):
+            flowed = self._flowed_together(chunks, turns, self.steps.padded(len(chunks)))
+        else:
+            nothing = self._table.new_zeros(1, MEL)
+            flowed = [
+                self._flowed(chunk, turn, nothing)
+                for chunk, turn in zip(chunks, turns, strict=True)
+            ]
         return self._sounded(chunks, turns, flowed)
 
-    def _flowed(
-        self, chunks: Sequence[Chunk], turns: Sequence[Turn], prompt: Tensor
-    ) -> list[tuple[Tensor, Turn]]:
-        """The mel frames of chunks of one length, (T, 80) each, and the states after them."""
-        codes = torch.tensor([chunk.codes for chunk in chunks], device=self._table.device)
-        last = chunks[0].last
-        rows = codes.shape[1] - (0 if last else LOOKAHEAD)
-        embedded = self.flow.input_embedding(codes)  # (B, T + 3, inputs)
-        encoded = self.flow.encoder(embedded, encoder_past(turns, rows), last=last)
-        starts = [count(turn.flow_rows) for turn in turns]
+    def _flowed(self, chunk: Chunk, turn: Turn, prompt: Tensor) -> tuple[Tensor, Turn]:
+        """The mel frames of a chunk, (T, 80), and the state after it."""
+        codes = torch.tensor([chunk.codes], device=self._table.device)  # (1, T + 3)
+        mu, encoded = self.flow.encode(codes, encoder_past(turn), last=chunk.last)
+        start, rows = count(turn.flow_rows), mu.shape[1]
         flowed = self.flow(
-            torch.stack([self._table[start : start + UP * rows] for start in starts]),
-            self.flow.encoder_proj(encoded.rows),  # (B, 2 T, 80)
-            torch.stack([turn.speaker for turn in turns]),
-            prompt.expand(len(chunks), UP * rows, -1),
-            flow_past(turns, UP * rows),
+            self._table[None, start : start + rows],
+            self.flow.conditions(mu, turn.speaker[None], prompt),
+            lambda at: flow.Past(rows=joined(turn.flow_rows, at), before=turn.before[at]),
         )
+        return flowed.mel[0], _after(turn, encoded, flowed, 0, rows // UP)
+
+    def _flowed_together(
+        self, chunks: Sequence[Chunk], turns: Sequence[Turn], padded: Padded
+    ) -> list[tuple[Tensor, Turn]]:
+        """The same for several chunks, filled up to one shape."""
+        counts = torch.tensor([_length(chunk) for chunk in chunks])
+        given = torch.tensor([[len(chunk.codes)] for chunk in chunks]) > torch.arange(CODES_MAX)
+        codes = pad_sequence([torch.tensor(chunk.codes) for chunk in chunks], batch_first=True)
+        held = [(turn.code_rows, turn.frame_rows, turn.flow_rows) for turn in turns]
+        of_codes, of_frames, of_flow = torch.tensor([[*map(count, of)] for of in held]).unbind(1)
+        for index, turn in enumerate(turns):
+            places = (padded.code_rows[:, index], padded.frame_rows[:, index])
+            for cache, into in zip((turn.code_rows, turn.frame_rows), places, strict=True):
+                _place([piece.rows for piece in cache], into, into.shape[-2] - count(cache))
+        half, frames = CACHE // UP, UP * counts
+        mu, encoded = padded.encode(
+            codes,
+            torch.stack([turn.ahead for turn in turns]),
+            torch.stack([turn.doubled for turn in turns]),
+            mask_of(half + CODES, (half - of_codes, half + counts)),
+            mask_of(CACHE + FRAMES, (CACHE - of_frames, CACHE + frames)),
+            given[..., None],
+            counts,
+        )
+        speakers = torch.stack([turn.speaker for turn in turns])
+        nothing = self._table.new_zeros(1, MEL)
+        conditions = self.flow.conditions(mu[: len(turns)], speakers, nothing)
+        before = torch.stack([turn.before for turn in turns], dim=3).flatten(2, 3)
+        own, cached = (0 * frames, frames), (0 * frames + FRAMES, of_flow + FRAMES)
+        mask = mask_of(FRAMES + CACHE, own, cached)
+        mask, ends = mask.repeat(2, 1, 1, 1).to(before), frames.repeat(2).to(before.device)
+
+        def past(at: int) -> flow.Past:
+            for index, turn in enumerate(turns):
+                _place([piece.rows[at] for piece in turn.flow_rows], padded.rows[:, :, index], 0)
+            return flow.Past(rows=padded.rows, before=before[at], mask=mask, ends=ends)
+
+        noise = torch.stack([self._table[start : start + FRAMES] for start in of_flow.tolist()])
+        flowed = self.flow(noise, conditions, past, padded.step)
         return [
-            (flowed.mel[index], _after(turn, encoded, flowed, index))
-            for index, turn in enumerate(turns)
+            (flowed.mel[index, :length], _after(turn, encoded, flowed, index, length // UP))
+            for index, (turn, length) in enumerate(zip(turns, frames.tolist(), strict=True))
         ]
 
     # -- sound -------------------------------------------------------------------------------------
@@ -371,20 +410,21 @@ class Vocoder:
         turns: Sequence[Turn],
         flowed: Sequence[tuple[Tensor, Turn]],
     ) -> list[Spoken]:
-        """Turn the mel frames of chunks of one length into sound, with those kept before them."""
-        found = dict[int, Spoken]()
-        for kept in (0, MEL_KEPT):  # A turn's first chunk has no frames before it.
-            group = [index for index, turn in enumerate(turns) if len(turn.mel) == kept]
-            if not group:
-                continue
+        """Turn mel frames into sound, those of one length together, with those kept before them."""
+        found, groups = dict[int, Spoken](), dict[tuple[int, int], list[int]]()
+        for index, (mel, _) in enumerate(flowed):
+            groups.setdefault((len(mel), len(turns[index].mel)), []).append(index)
+        for group in groups.values():
             frames = torch.stack(
                 [torch.cat((turns[index].mel, flowed[index][0])) for index in group]
             )  # (B, F, 80)
+            before = torch.stack([turns[index].source for index in group])  # (B, 3840) or (B, 0)
             noise = torch.stack([self._noise(chunks[index], turns[index]) for index in group])
-            source = self.hift.source(frames, F.pad(noise.to(frames.device), (kept * FRAME, 0)))
-            for row, index in zip(source, group, strict=True):
-                row[: kept * FRAME] = turns[index].source
-            raw = self.hift(frames, source)  # (B, 480 F)
+            noise = F.pad(noise.to(frames.device), (before.shape[1], 0))
+            if self.steps is None:
+                source, raw = self.hift.speak(frames, noise, before)
+            else:
+                source, raw = self.steps.sound(frames, noise, before)
             for at, index in enumerate(group):
                 mel, after = flowed[index]
                 after = attrs.evolve(
@@ -404,9 +444,8 @@ class Vocoder:
 
     def _noise(self, chunk: Chunk, before: Turn) -> Tensor:
         """The source's noise of a chunk's new samples."""
-        rows = len(chunk.codes) - (0 if chunk.last else LOOKAHEAD)
         key = f"{self._seed}/{chunk.key}/source {before.frames}"
-        return torch.from_numpy(self._draw(key, UP * rows * FRAME))
+        return torch.from_numpy(self._draw(key, UP * _length(chunk) * FRAME))
 
     def _pcm(self, chunk: Chunk, before: Turn, raw: Tensor) -> NDArray[np.float32]:
         """A chunk's sound after what was held back, without its end, which is held back."""
@@ -437,83 +476,64 @@ def fitted(mel: NDArray[np.float32], rows: int) -> NDArray[np.float32]:
     return mel[:rows] if len(mel) >= rows else np.pad(mel, ((0, rows - len(mel)), (0, 0)), "edge")
 
 
-def _mask(counts: Sequence[int], rows: int, like: Tensor, *, is_past_first: bool) -> Tensor | None:
-    """What sessions with caches of so many rows, padded to the longest, see: (B, 1, 1, P + T)."""
-    longest = max(counts)
-    if min(counts) == longest:
-        return None
-    at = torch.arange(longest, device=like.device)
-    held = torch.tensor(counts, device=like.device)[:, None]
-    hidden = at < longest - held if is_past_first else at >= held  # (B, P)
-    hidden = F.pad(hidden, (0, rows) if is_past_first else (rows, 0))
-    return like.new_zeros(hidden.shape).masked_fill(hidden, -math.inf)[:, None, None]
+def encoder_past(turn: Turn) -> encoder.Past:
+    """What a chunk sees in the encoder."""
 
+    def rows_of(cache: Pieces) -> list[Tensor]:
+        return [joined(cache, block)[None] for block in range(len(cache[0].rows))]
 
-def encoder_past(turns: Sequence[Turn], rows: int) -> encoder.Past:
-    """What chunks of so many codes see in the encoder; shorter caches are padded in front."""
-
-    def rows_of(caches: Sequence[Pieces]) -> list[Tensor]:
-        longest = max(map(count, caches))
-        blocks = caches[0][0].rows.shape[0]
-        return [
-            torch.stack(
-                [F.pad(joined(cache, block), (0, 0, longest - count(cache), 0)) for cache in caches]
-            )
-            for block in range(blocks)
-        ]  # (B, H, P, 2 D) each
-
-    codes, frames = [turn.code_rows for turn in turns], [turn.frame_rows for turn in turns]
-    ahead = torch.stack([turn.ahead for turn in turns])
     return encoder.Past(
-        ahead=ahead,
-        doubled=torch.stack([turn.doubled for turn in turns]),
-        codes=rows_of(codes),
-        frames=rows_of(frames),
-        codes_mask=_mask(list(map(count, codes)), rows, ahead, is_past_first=True),
-        frames_mask=_mask(list(map(count, frames)), UP * rows, ahead, is_past_first=True),
+        ahead=turn.ahead[None],
+        doubled=turn.doubled[None],
+        codes=rows_of(turn.code_rows),
+        frames=rows_of(turn.frame_rows),
     )
 
 
-def flow_past(turns: Sequence[Turn], rows: int) -> flow.Past:
-    """What chunks of so many frames see in the flow; shorter caches are padded behind."""
-    counts = [count(turn.flow_rows) for turn in turns]
-    before = torch.stack([turn.before for turn in turns], dim=3).flatten(2, 3)
-    _, depth, _, heads, _, width = turns[0].flow_rows[0].rows.shape
-
-    def rows_of(step: int) -> Tensor:
-        """Gather all blocks' rows in one go: a copy for each block would be a launch for each."""
-        gathered = before.new_zeros(depth, 2, len(turns), heads, max(counts), width)
-        for turn, into in zip(turns, gathered.unbind(2), strict=True):
-            at = 0
-            for piece in turn.flow_rows:
-                into[:, :, :, at : at + piece.count] = piece.rows[step]
-                at += piece.count
-        return gathered.flatten(1, 2)  # (depth, 2 B, H, P, 2 D)
-
-    mask = _mask(counts, rows, before, is_past_first=False)
-    mask = None if mask is None else mask.repeat(2, 1, 1, 1)
-    return flow.Past(rows=rows_of, before=before, mask=mask)
+def _length(chunk: Chunk) -> int:
+    """Codes that a chunk gives sound for."""
+    return len(chunk.codes) - (0 if chunk.last else LOOKAHEAD)
 
 
-def _after(turn: Turn, encoded: encoder.Encoded, flowed: flow.Flowed, index: int) -> Turn:
-    """The state after a chunk, the one at `index` of a batch."""
-    prompt, size = turn.prompt, len(flowed.mel)
+def fits(chunk: Chunk, turn: Turn) -> bool:
+    """Whether a fixed shape holds a chunk; all that a session speaks are so."""
+    return _length(chunk) <= CODES and turn.prompt + KEPT <= CACHE
+
+
+def _place(pieces: Sequence[Tensor], into: Tensor, at: int) -> None:
+    """Copy rows to a place on, and zeros elsewhere: NaN that is left there would spread."""
+    into[..., :at, :] = 0
+    for rows in pieces:
+        into[..., at : at + rows.shape[-2], :] = rows
+        at += rows.shape[-2]
+    into[..., at:, :] = 0
+
+
+def _after(
+    turn: Turn, encoded: encoder.Encoded, flowed: flow.Flowed, index: int, length: int
+) -> Turn:
+    """The state after a chunk of so many codes, the one at `index` of a batch."""
+    prompt, rows = turn.prompt, UP * length
 
     def own(batch: Tensor) -> Tensor:
         """The chunk's part of what the flow keeps, without the rest of the batch."""
-        part = batch.view(*batch.shape[:2], 2, size, *batch.shape[3:])[:, :, :, index]
-        return part if size == 1 else part.clone()
+        return batch.view(*batch.shape[:2], 2, -1, *batch.shape[3:])[:, :, :, index]
 
-    codes, frames = (part[index].clone() for part in (encoded.codes, encoded.frames))
     return attrs.evolve(
         turn,
-        frames=turn.frames + flowed.mel.shape[1],
+        frames=turn.frames + rows,
         ahead=encoded.ahead[index].clone(),
         doubled=encoded.doubled[index].clone(),
-        code_rows=cut_halved((*turn.code_rows, Piece(codes)), prompt),
-        frame_rows=cut((*turn.frame_rows, Piece(frames)), prompt),
-        flow_rows=cut((Piece(own(flowed.rows)), *turn.flow_rows), prompt),
-        before=own(flowed.before),
+        code_rows=cut_halved(
+            (*turn.code_rows, Piece(encoded.codes[index, ..., :length, :].clone())), prompt
+        ),
+        frame_rows=cut(
+            (*turn.frame_rows, Piece(encoded.frames[index, ..., :rows, :].clone())), prompt
+        ),
+        flow_rows=cut(
+            (Piece(own(flowed.rows)[..., :rows, :].contiguous()), *turn.flow_rows), prompt
+        ),
+        before=own(flowed.before).contiguous(),
     )
 
 

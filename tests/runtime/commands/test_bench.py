@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,17 +21,11 @@ from runtime.commands.bench_engine import (
     sum_up,
     synthetic_voice,
 )
+from runtime.commands.server_process import RUN
 from tests.sessions.in_memory import numbers
 
 ROOT: Final = Path(__file__).parents[3]
-COMMAND: Final = [
-    sys.executable,
-    "-P",
-    "-c",
-    "from runtime.cli import main; main()",
-    "dev",
-    "bench",
-]
+COMMAND: Final = [*RUN, "dev", "bench"]
 SECONDS: Final = 2
 TIMES: Final = {"count", "p50_ms", "p99_ms", "max_ms"}
 UNITS: Final = {

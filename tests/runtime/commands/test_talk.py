@@ -6,7 +6,6 @@ import io
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +24,7 @@ from runtime.cli import main
 from runtime.client.errors import SessionClosedError
 from runtime.client.resuming import Reconnected, Reconnecting
 from runtime.client.session import ClientSession
+from runtime.commands.server_process import RUN
 from runtime.commands.talk import LineView, StatePanel, printable
 from runtime.commands.talk_session import (
     ANSWER_WAIT_S,
@@ -324,9 +324,8 @@ def test_the_panel_shows_how_it_stands() -> None:
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
     """Serve the scripted model in a process; yield its address."""
-    code = "from runtime.cli import main; main()"
     options = ["serve", "--model", "scripted", "--port", "0", "--record", str(folder)]
-    command = [sys.executable, "-c", code, *options]
+    command = [*RUN, *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -396,9 +395,8 @@ def test_json_is_for_programs(url: str, tmp_path: Path, dialect: str) -> None:
 
 def interrupt_talk(url: str, tmp_path: Path) -> dict[str, Any]:
     """Talk, and press Ctrl-C after the first answer; return the summary."""
-    code = "from runtime.cli import main; main()"
     speech = write_speech(tmp_path / "ask.wav", 60)
-    command = [sys.executable, "-c", code, "talk", str(speech), "--url", url, "--json"]
+    command = [*RUN, "talk", str(speech), "--url", url, "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:

@@ -32,6 +32,7 @@ from runtime.media.video import read_video
 from runtime.media.voices import VoiceLibrary
 from tests.fairness.heavy_pictures import heavy_jpeg
 from tests.media.videos import make_video, steady
+from tests.project.sampling import ONE_LOOP
 
 pytestmark = pytest.mark.anyio
 
@@ -79,6 +80,7 @@ async def test_a_video_is_decoded_the_same_in_a_process_and_here() -> None:
     assert (len(made.pictures), len(made.stacked), len(made.pcm)) == (2, 1, 128_000)
 
 
+@pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 @pytest.mark.parametrize("kind", ["wav", "audio"])
 async def test_a_packed_sound_is_decoded_the_same_in_a_process_and_here(kind: MediaKind) -> None:
     """A decoder that a stranger's file breaks would take the server with it."""
@@ -264,6 +266,7 @@ async def test_tells_what_is_wrong(kind: MediaKind, reason: str) -> None:
     assert refused.value.reason == reason
 
 
+@pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 async def test_starting_does_not_load_the_video_library() -> None:
     """Every start would take longer, for what most servers are never sent."""
     code = "import sys, runtime.serve.serving; print('av' in sys.modules)"

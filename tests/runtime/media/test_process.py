@@ -15,6 +15,7 @@ from runtime.media.values import MediaError
 from runtime.media.video import read_video
 from runtime.media.worker import MEMORY_BYTES_MAX
 from tests.media.videos import claiming, make_video, steady
+from tests.project.sampling import ONE_LOOP
 
 SMALL = make_video(steady(12), sound=[(0, 1)])
 UNDECODED = "the video is damaged, or takes too much to decode"
@@ -59,6 +60,7 @@ async def test_a_refusal_comes_back_in_words() -> None:
     assert await reason(long) == "the video lasts more than 64 s"
 
 
+@pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 async def test_a_file_that_unfolds_to_gigabytes_ends_its_process_alone() -> None:
     """Two kilobytes from one client would take the server down, and everybody with it."""
     bomb = claiming(SMALL, 170_000_000)
@@ -119,6 +121,7 @@ async def test_a_process_that_cannot_start_is_a_refusal() -> None:
         (f"bytearray({MEMORY_BYTES_MAX})", "MemoryError"),
     ],
 )
+@pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 async def test_it_can_open_nothing_and_take_little(code: str, error: str) -> None:
     """A file that takes the decoder over could read the server's keys or call home."""
     script = f"import socket\nfrom runtime.media import worker as w\nw.limit_itself()\n{code}"

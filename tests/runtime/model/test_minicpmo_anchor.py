@@ -457,7 +457,7 @@ def test_a_cut_between_chunks_is_for_good(model: DuplexModel) -> None:
         request.add(ids(2))
 
 
-def test_two_hundred_chunks_leave_memory_as_it_was(tmp_path: Path) -> None:
+def test_many_chunks_leave_memory_as_it_was(tmp_path: Path) -> None:
     """An hour of a request would take more and more of the server."""
     request = anchored(random_model.load(tmp_path, LONG, slots=1))
 
@@ -473,7 +473,7 @@ def test_two_hundred_chunks_leave_memory_as_it_was(tmp_path: Path) -> None:
 
     tracemalloc.start()
     try:
-        first, last = grown(40), grown(160)
+        first, last = grown(40), grown(sample(160, 40))
     finally:
         tracemalloc.stop()
     assert last[0] <= first[0] + 4 * 30 * 16_000, "more than the front end's 30 seconds of sound"

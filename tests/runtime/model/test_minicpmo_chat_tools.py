@@ -41,6 +41,7 @@ from runtime.model.backends.minicpmo.tokens import (
 from runtime.model.engine.backend import EngineBackend
 from tests.models import random_model
 from tests.models.random_model import answer, sound
+from tests.project.sampling import ONE_LOOP
 from tests.runtime.model.test_minicpmo_chat import TINY, ask, said
 
 TEMPLATE = """
@@ -376,6 +377,7 @@ def test_a_call_is_not_spoken(
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 async def test_a_model_without_tools_refuses_them_by_name(tmp_path: Path) -> None:
     """A client would wait for calls that never come."""
     model = random_model.load(tmp_path, slots=1)

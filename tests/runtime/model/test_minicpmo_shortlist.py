@@ -406,9 +406,10 @@ def answered(model: DuplexModel, seed: int) -> tuple[object, ...]:
 @pytest.mark.parametrize("course", [duplex, transcribed, answered])
 def test_a_session_is_the_same_with_shortlists(tiny: DuplexModel, course: Any) -> None:
     """What is said on a GPU would depend on how its logits are looked at; or nothing be gained."""
-    expected = [course(tiny, place) for place in range(3)]
+    places = range(sample(3, 2))
+    expected = [course(tiny, place) for place in places]
     with with_shortlists(tiny) as made:
-        assert [course(tiny, place) for place in range(3)] == expected
+        assert [course(tiny, place) for place in places] == expected
     assert made.settled > 20
     assert made.unsettled <= RARE * made.settled
 

@@ -45,7 +45,7 @@ from tests.runtime.model.test_engine_isolation import (
     tenants,
 )
 
-EXAMPLES = sample(100, 3)
+EXAMPLES = sample(100, 2)
 UNITS = 14
 SLOTS = 4
 SEED = 3

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import attrs
 import torch
@@ -36,6 +36,7 @@ NUMBERS_MAX: Final = 704 * 4096
 """Rows of a step times their width: with more, arithmetic takes longer than launches."""
 WARM_UPS: Final = 2
 
+T = TypeVar("T")
 Out: TypeAlias = tuple[Tensor, ...]
 """What a network makes of each session, (B, ...) each; for a decoder, last hidden states, (B,
 width), and logits, (B, ids), float32."""
@@ -82,32 +83,39 @@ class Step:
         return self._network.finish(self._network.forward(self.rows, self.spans), self.spans)
 
 
-class Replayed:
-    """A step captured once as a graph and replayed as one launch.
+class Replayed(Generic[T]):
+    """Work captured once as a graph and replayed as one launch.
 
     Args:
-        step: of one size; its capture writes to the first positions of slot 0.
+        work: what to capture; it reads and writes the same memory each time.
         aside: the stream of all captures, since libraries keep memory per stream.
-        pool: memory shared by all steps: a result must be taken before the next step.
+        pool: memory shared by all captures: a result must be taken before the next replay.
     """
 
-    def __init__(self, step: Step, aside: torch.cuda.Stream, pool: Any) -> None:
+    def __init__(self, work: Callable[[], T], aside: torch.cuda.Stream, pool: Any) -> None:
         aside.wait_stream(torch.cuda.current_stream())
         self._graph = torch.cuda.CUDAGraph()
         # A failed capture leaves its stream current; the surrounding context does not.
         with torch.cuda.stream(aside):
             for _ in range(WARM_UPS):  # Triggers the libraries' first-use setup.
-                step.compute()
+                work()
             # Another thread may serve meanwhile; its calls are not captured.
             mode = "thread_local"
             with torch.cuda.graph(self._graph, pool, aside, capture_error_mode=mode):
-                self._out = step.compute()
+                self._out = work()
         torch.cuda.current_stream().wait_stream(aside)
 
-    def compute(self) -> Out:
-        """Replay the step; the next step may overwrite the result."""
+    def __call__(self) -> T:
+        """Replay the work; the next replay may overwrite the result."""
         self._graph.replay()
         return self._out
+
+
+def captured(works: Sequence[Callable[[], T]]) -> list[Callable[[], T]]:
+    """Capture works that share memory: the largest first, so that the others reuse it."""
+    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    pool = torch.cuda.graph_pool_handle()
+    return [Replayed(work, aside, pool) for work in works]
 
 
 class Stepper:
@@ -124,15 +132,12 @@ class Stepper:
         shapes = [(size, length) for length, some in self.sizes.items() for size in some]
         shapes.sort(key=lambda shape: shape[0] * shape[1], reverse=True)
         self._steps = {shape: Step(network, *shape) for shape in shapes}
-        self._computed: dict[tuple[int, int], Step | Replayed] = dict(self._steps)
+        works: list[Callable[[], Out]] = [step.compute for step in self._steps.values()]
         if store.keys.is_cuda:
-            aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            pool = torch.cuda.graph_pool_handle()
-            self._computed = {
-                shape: Replayed(step, aside, pool) for shape, step in self._steps.items()
-            }
-            store.keys[:, 0, :, : max(sizes)] = 0
+            works = captured(works)
+            store.keys[:, 0, :, : max(sizes)] = 0  # The captures wrote there.
             store.values[:, 0, :, : max(sizes)] = 0
+        self._compute = dict(zip(shapes, works, strict=True))
 
     @property
     def description(self) -> str:
@@ -173,7 +178,7 @@ class Stepper:
         step.rows[:count, :longest] = packed
         nowhere = Row(slot=self._store.slots, start=0)
         step.spans.aim([*places, *[nowhere] * lacking], [*counts, *[length] * lacking])
-        out = self._computed[size, length].compute()
+        out = self._compute[size, length]()
         return tuple(part[:count].clone() for part in out)
 
     def is_exact(self) -> bool:

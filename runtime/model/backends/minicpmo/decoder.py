@@ -21,12 +21,8 @@ it, torch's own operators compute the same, in more launches.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-<<<<<<< HEAD
-from functools import partial
-=======
-from functools import cache
+from functools import cache, partial
 from inspect import signature
->>>>>>> r2b
 from itertools import groupby
 from typing import Any, Final
 

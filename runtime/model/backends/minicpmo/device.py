@@ -123,6 +123,14 @@ def fetch(tensor: Tensor) -> Tensor:
     return host
 
 
+def choose_kernels() -> None:
+    """Leave out those of cuDNN that do not suit this process's GPU, before it computes."""
+    # On a Hopper GPU torch would choose cuDNN's attention, which takes tens of milliseconds to
+    # plan each length of keys that is new to the thread; here nearly all are.
+    torch.backends.cuda.enable_cudnn_sdp(enabled=False)
+    torch.backends.cudnn.allow_tf32 = False  # fp32 would have convolutions of 10 bits.
+
+
 def compute_repeatably() -> None:
     """Make this process's GPU deterministic, before it computes; see also `batched.Means`."""
     os.environ.setdefault(CUBLAS_WORKSPACE, ":4096:8")

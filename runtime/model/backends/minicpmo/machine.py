@@ -23,7 +23,7 @@ from .batched import ON_CPU, Batched, Means, batched
 from .checkpoint import Parts
 from .config import UNIT_FRAMES, ModelConfig
 from .decoder import Decoder, FusedDecoder, Operators, RowByRow, Stock, Together, try_operators
-from .device import StoreShape, raising_device_lost, send, stores
+from .device import StoreShape, choose_kernels, raising_device_lost, send, stores
 from .logits import CodeChooser, CodeLogits, Shortlists, rows_on_host
 from .quantized import QuantizedLinear
 from .tokens import Tokens
@@ -61,10 +61,7 @@ class Machine:
         *,
         means: Means = ON_CPU,
     ) -> None:
-        # On a Hopper GPU torch would choose cuDNN's attention, which takes tens of milliseconds to
-        # plan each length of keys that is new to the thread; here nearly all are.
-        torch.backends.cuda.enable_cudnn_sdp(enabled=False)
-        torch.backends.cudnn.allow_tf32 = False  # fp32 would have convolutions of 10 bits.
+        choose_kernels()
         self.parts, self.vocoder, self.slots = parts, vocoder, slots
         self.shortlists = shortlists
         self._codes = CodeChooser(parts.config.tts.eos, is_near=shortlists is None)

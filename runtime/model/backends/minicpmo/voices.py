@@ -12,6 +12,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,6 +38,7 @@ from ...voice.reference import (
     References,
     open_network,
 )
+from ...voice.steps import VoiceSteps, sizes_on
 from ...voice.vocoder import VOICES, Chunk, Turn, session_bytes
 from ...voice.vocoder import Vocoder as PublishedVocoder
 from .checkpoint import CheckpointError
@@ -98,7 +100,9 @@ def has_default(folder: Path) -> bool:
     return _default(folder) is not None
 
 
-def planned(needs: MemoryPlan, folder: Path, dtype: torch.dtype, steps: int) -> MemoryPlan:
+def planned(
+    needs: MemoryPlan, folder: Path, dtype: torch.dtype, device: torch.device, steps: int
+) -> MemoryPlan:
     """Add a folder's published voice to a plan; `CheckpointError` if its files do not fit."""
     if not has_published(folder):
         return needs
@@ -112,6 +116,8 @@ def planned(needs: MemoryPlan, folder: Path, dtype: torch.dtype, steps: int) -> 
         "hift": counts["hift"] * torch.float32.itemsize,
     }
     each = session_bytes(flow.config, steps, dtype.itemsize)
+    if device.type != "cpu":
+        each += VoiceSteps(flow.to(dtype), hift, (1,)).bytes
     return attrs.evolve(
         needs,
         parameters={**needs.parameters, **counts},
@@ -141,11 +147,15 @@ def load_vocoder(
     if not reasons:
         networks = [_network(folder / name) for name in (CODES_FILE, SPEAKER_FILE)]
         vocoder = published.load_vocoder(
-            folder, steps=steps, voices=max(VOICES, slots), dtype=dtype, device=device
+            folder,
+            steps=steps,
+            voices=max(VOICES, slots),
+            sizes=partial(sizes_on, torch.device(device), slots, exact=exact),
+            dtype=dtype,
+            device=device,
         )
         references = References(*networks, vocabulary=vocoder.flow.config.codes)
-        together = torch.device(device).type != "cpu" and not exact
-        return PublishedVoice(vocoder, references, _default(folder), together=together)
+        return PublishedVoice(vocoder, references, _default(folder))
     for reason in reasons:
         _log.warning("text alone, without speech: %s", reason)
     return None
@@ -191,22 +201,16 @@ class PublishedVoice:
     Args:
         references: reads reference audio.
         default: that of sessions which bring none.
-        together: computes the chunks of a batch together.
     """
 
     silent_code = SILENT_CODE
     first_codes = FIRST_CODES
 
     def __init__(
-        self,
-        vocoder: PublishedVocoder,
-        references: References,
-        default: Pcm | None,
-        *,
-        together: bool = False,
+        self, vocoder: PublishedVocoder, references: References, default: Pcm | None
     ) -> None:
         self._vocoder, self._references, self._default = vocoder, references, default
-        self._together = together
+        self._sizes = () if vocoder.steps is None else vocoder.steps.sizes
         self._read: OrderedDict[bytes, Reference] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -218,7 +222,7 @@ class PublishedVoice:
     @property
     def is_exact(self) -> bool:
         """Whether each chunk is computed by itself, and has the same bits again."""
-        if self._together:
+        if max(self._sizes, default=1) > 1:
             return False
         is_on_cpu = self._vocoder.flow.encoder_proj.weight.device.type == "cpu"
         return is_on_cpu or self._vocoder.repeats()
@@ -226,8 +230,9 @@ class PublishedVoice:
     @property
     def fingerprint(self) -> Mapping[str, str]:
         """The voice's arithmetic, and the libraries that read reference audio."""
+        sizes = "/".join(map(str, self._sizes))
         return {
-            "voice": "token2wav, together" if self._together else "token2wav",
+            "voice": f"token2wav in steps of {sizes}" if sizes else "token2wav",
             "voice_steps": str(self._vocoder.flow.steps),
             "default_voice": "none" if self._default is None else digest_of(self._default).hex(),
             **{name: version(name) for name in ("onnxruntime", "soxr")},
@@ -271,4 +276,4 @@ class PublishedVoice:
                     key=each.key,
                 )
             )
-        return [(one.pcm, one.turn) for one in self._vocoder.speak(chunks, together=self._together)]
+        return [(one.pcm, one.turn) for one in self._vocoder.speak(chunks)]

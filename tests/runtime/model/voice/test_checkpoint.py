@@ -7,6 +7,7 @@ import pickle
 import re
 import shutil
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,10 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "a huge size": (
         flow_yaml(changes={"flow.decoder.estimator.depth": 10**9}),
         "flow.decoder.estimator.depth is '1000000000', not a whole number",
+    ),
+    "many blocks": (
+        flow_yaml(changes={"flow.encoder.num_up_blocks": 65}),
+        "flow.encoder.num_up_blocks is '65', not a whole number from 1 to 64",
     ),
     "no size": (
         flow_yaml(changes={"flow.decoder.estimator.depth": "0x10"}),
@@ -274,6 +279,25 @@ def test_a_damaged_file_is_refused(folder: Path, file: str) -> None:
             load_vocoder(folder)
     torch.save([1, 2], folder / file)
     with pytest.raises(CheckpointError, match=f"{file} is not a table of weights"):
+        load_vocoder(folder)
+
+
+def test_a_compressed_file_is_refused(folder: Path) -> None:
+    """A file of 10 MB would be inflated to as many GB."""
+    with zipfile.ZipFile(folder / FLOW) as whole:
+        parts = {name: whole.read(name) for name in whole.namelist()}
+    with zipfile.ZipFile(folder / FLOW, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, data in parts.items():
+            packed.writestr(name, data)
+    with pytest.raises(CheckpointError, match=r"flow\.pt .* it is compressed"):
+        load_vocoder(folder)
+
+
+@pytest.mark.parametrize("name", ["x" * 201, "a\nb"])
+def test_an_error_quotes_no_strange_name(folder: Path, name: str) -> None:
+    """A folder would write lines of its own into the log."""
+    rewrite(folder, FLOW, **{name: torch.zeros(3)})
+    with pytest.raises(CheckpointError, match=r"flow\.pt has '.{3,200}', which is not a weight$"):
         load_vocoder(folder)
 
 

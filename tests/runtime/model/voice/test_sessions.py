@@ -36,7 +36,8 @@ from runtime.model.engine.backend import EngineBackend
 from runtime.model.models import ModelUnusableError, load_backend
 from runtime.model.voice.checkpoint import FLOW, FLOW_YAML, HIFT
 from runtime.model.voice.reference import CODES_FILE, RATE_HZ, SPEAKER_FILE
-from runtime.model.voice.vocoder import Piece
+from runtime.model.voice.steps import VoiceSteps
+from runtime.model.voice.vocoder import Piece, Vocoder
 from runtime.settings.extras import install
 from tests.models import random_model, random_voice
 from tests.models.blocking import alone, open_session
@@ -82,6 +83,13 @@ def changed(folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder, tmp_path / "model"))
 
 
+def published(model: DuplexModel) -> Vocoder:
+    """What computes the model's voice."""
+    voice = model.machine.vocoder
+    assert isinstance(voice, PublishedVoice)
+    return voice._vocoder
+
+
 def load(folder: Path, **options: Any) -> DuplexModel:
     return DuplexModel.load(folder, **{"slots": 1, "voice_steps": STEPS, **options})
 
@@ -122,7 +130,7 @@ def caller(number: int, units: int, voice: int | None = None, **befalls: Any) ->
 # -- alone and in company --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("count", "units"), [(2, 7), (5, 5), (16, sample(6, 3))])
+@pytest.mark.parametrize(("count", "units"), sample([(2, 7), (5, 5), (16, 6)], [(2, 7), (16, 3)]))
 def test_a_session_sounds_the_same_alone_and_in_company(
     model: DuplexModel, count: int, units: int
 ) -> None:
@@ -144,7 +152,8 @@ def test_a_session_sounds_the_same_alone_and_in_company(
 
 def test_a_leak_is_caught(model: DuplexModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above would be green whatever the voice does."""
-    monkeypatch.setattr(model.machine.vocoder, "_together", True)
+    vocoder = published(model)
+    monkeypatch.setattr(vocoder, "steps", VoiceSteps(vocoder.flow, vocoder.hift, (1, 4)))
     company = [(slot, 0, [caller(slot, 2)]) for slot in range(3)]
     recorded = together(model, company, 64)[0][0]
     assert by_itself(model, company[0][2][0], recorded, 3) != recorded
@@ -221,9 +230,8 @@ def test_a_voice_for_each_session_takes_what_is_planned(folder: Path) -> None:
     """64 callers with 64 voices would take more memory than the slots were counted by."""
     count, before = sample(64, 12), caches()
     model = load(folder, slots=count)
-    needs = planned(
-        plan(model.machine.config, torch.float32), folder / VOCODER, torch.float32, STEPS
-    )
+    here, what = torch.device("cpu"), torch.float32
+    needs = planned(plan(model.machine.config, what), folder / VOCODER, what, here, STEPS)
     kept = list[int]()
     for generation in range(2):
         sessions = list[SteppedSession]()
@@ -358,8 +366,13 @@ def test_what_is_computed_together_is_not_exact(
     vocoder = model.machine.vocoder
     assert isinstance(vocoder, PublishedVoice)
     assert vocoder._vocoder.repeats()
-    batched = PublishedVoice(vocoder._vocoder, vocoder._references, None, together=True)
+    steps = random_voice.vocoder(sizes=(1, 4))
+    steps._seed, steps._table = vocoder._vocoder._seed, vocoder._vocoder._table
+    batched = PublishedVoice(steps, vocoder._references, None)
     assert not batched.is_exact
+    exact = PublishedVoice(random_voice.vocoder(sizes=(1,)), vocoder._references, None)
+    assert exact.is_exact
+    assert exact.fingerprint["voice"] == "token2wav in steps of 1"
     assert batched.fingerprint != vocoder.fingerprint
     voice = vocoder.open(reference_pcm(1))
     soundings = [
@@ -369,7 +382,7 @@ def test_what_is_computed_together_is_not_exact(
     for (pcm, _), (other, _) in zip(
         vocoder.sound(soundings), batched.sound(soundings), strict=True
     ):
-        assert np.abs(pcm - other).max() < 1e-3
+        assert np.abs(pcm - other).max() < 2e-2
     drawn = iter(range(100))
     speak = vocoder._vocoder.speak
 

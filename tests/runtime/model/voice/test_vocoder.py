@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from runtime.model.voice.hift import FRAME
+from runtime.model.voice.flow import Flow
+from runtime.model.voice.hift import FRAME, Hift
+from runtime.model.voice.steps import Fixed, VoiceSteps, sizes_on
 from runtime.model.voice.vocoder import CODES_MAX, HELD, Chunk, Spoken, Turn, Vocoder, normal
-from tests.models.random_voice import codes, reference, vocoder
+from tests.models.random_voice import CONFIG, HIFT_CONFIG, STEPS, codes, reference, vocoder
+from tests.runtime.model.test_minicpmo_steps import Capturing, Elsewhere
 
 Pcm = NDArray[np.float32]
 SIZES = (28, 9, 28, 28)
@@ -112,18 +119,130 @@ def test_a_voice_computed_again_sounds_the_same() -> None:
     assert sounds(speak(small, one)) == first
 
 
-def test_a_batch_gives_what_its_chunks_give(small: Vocoder) -> None:
-    """On a GPU a voice would sound other than published."""
-    turns = [chunks(name, prompt) for name, prompt in (("a", 30), *COMPANY[:2])]
-    states: list[Turn | None] = [None] * len(turns)
-    for batch in zip(*turns, strict=True):
-        asked = [after(chunk, state) for chunk, state in zip(batch, states, strict=True)]
-        alone, together = small.speak(asked), small.speak(asked, together=True)
-        for one, other in zip(alone, together, strict=True):
+# -- fixed shapes: all of a GPU's way but the capture ----------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stepping() -> Vocoder:
+    """Computes as a GPU does, and finds NaN wherever nothing was put in place."""
+    found = vocoder(voices=64, sizes=(1, 2, 4, 16))
+    assert found.steps is not None
+    for tensor in found.steps._places.values():
+        if tensor.is_floating_point():
+            tensor.fill_(torch.nan)
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 3, 5, 16])
+def test_steps_give_what_chunks_give_alone(small: Vocoder, stepping: Vocoder, count: int) -> None:
+    """On a GPU a voice would sound other than published: prompts, lengths and ends differ."""
+    company = [("a", 30), *COMPANY]
+    turns = [
+        chunks(f"{name} {index}", prompt, sizes=SIZES[index % 4 :])
+        for index in range(-(-count // len(company)))
+        for name, prompt in company
+    ][:count]
+    states: list[Turn | None] = [None] * count
+    for at in range(max(map(len, turns))):
+        going = [index for index, turn in enumerate(turns) if at < len(turn)]
+        asked = [after(turns[index][at], states[index]) for index in going]
+        for index, one, other in zip(going, small.speak(asked), stepping.speak(asked), strict=True):
             assert torch.allclose(one.mel, other.mel, atol=1e-4)
             assert one.pcm.shape == other.pcm.shape
+            assert np.abs(one.pcm - other.pcm).max() < 2e-2  # The pitch's integral is in between.
             assert (one.turn is None) == (other.turn is None)
-        states = [one.turn for one in alone]
+            states[index] = one.turn if other.turn is None or at % 2 else other.turn
+
+
+@pytest.mark.parametrize("size", [1, 4, 16])
+def test_a_step_gives_each_chunk_its_own(stepping: Vocoder, size: int) -> None:
+    """A session would hear what its neighbours leave, or the sessions that fill up a step."""
+    turn, others = chunks("a"), [chunks(f"{name} z", prompt) for name, prompt in COMPANY]
+    alone = state = None
+    for index, chunk in enumerate(turn):
+        company = [after(others[at % 4][index], None) for at in range(size - 1)]
+        company.insert(size // 2, after(chunk, state))
+        (one,) = stepping.speak([after(chunk, alone)])
+        other = stepping.speak(company)[size // 2]
+        assert torch.equal(one.mel, other.mel)
+        alone, state = one.turn, other.turn
+
+
+def tensors(result: Any) -> list[Tensor]:
+    """The tensors that a step gives."""
+    parts = attrs.astuple(result, recurse=False) if attrs.has(type(result)) else result
+    return [parts] if isinstance(parts, Tensor) else [x for part in parts for x in tensors(part)]
+
+
+def replayed(kind: Sequence[Fixed]) -> None:
+    """Give the same memory each time, as graphs do, over which those of its kind write."""
+    found = list[Tensor]()
+    for each in kind:
+
+        def compute(plain: Callable[[], Any] = each.compute, own: list[Any] = []) -> Any:  # noqa: B006
+            for tensor in found:
+                tensor.fill_(torch.nan)
+            result = plain()
+            if not own:
+                own.append(result)
+                found.extend(tensors(result))
+            for old, new in zip(tensors(own[0]), tensors(result), strict=True):
+                old.copy_(new)
+            return own[0]
+
+        each.compute = compute
+
+
+def test_what_a_step_gives_stays(stepping: Vocoder) -> None:
+    """A replayed graph writes over what it gave: a session would go on as another one does."""
+    graphs = vocoder(voices=64, sizes=(1, 2, 4, 16))
+    steps, turns = graphs.steps, [chunks(name, prompt) for name, prompt in (("a", 30), *COMPANY)]
+    assert steps is not None
+    replayed([each.encode for each in steps._padded])
+    replayed([each.steps for each in steps._padded])
+    for kind in steps._sounds.values():
+        replayed(kind)
+    states = [[None] * len(turns)] * 2
+    for at in range(len(turns[0])):
+        asked = [[after(t[at], s) for t, s in zip(turns, some, strict=True)] for some in states]
+        spoken = []
+        for which, some in zip((stepping, graphs), asked, strict=True):  # In different steps.
+            spoken.append([one for part in (some[:1], some[1:]) for one in which.speak(part)])
+        assert sounds(spoken[0]) == sounds(spoken[1])
+        assert all(torch.equal(a.mel, b.mel) for a, b in zip(*spoken, strict=True))
+        states = [[one.turn for one in some] for some in spoken]
+
+
+def test_what_no_step_holds_is_computed_by_itself(small: Vocoder, stepping: Vocoder) -> None:
+    """A turn of 26 codes, or a prompt that is longer than a session's, would be cut."""
+    for voice, length in (("a", 28), ("long 200", 9)):
+        used = reference(voice, 200 if "long" in voice else 30)
+        chunk = Chunk(reference=used, turn=None, codes=codes("x", length), last=True, key="1")
+        (one,), (other,) = small.speak([chunk]), stepping.speak([chunk])
+        assert torch.equal(one.mel, other.mel)
+
+
+@pytest.mark.parametrize("watch", [Capturing, Elsewhere])
+def test_steps_can_be_captured(watch: type[TorchDispatchMode]) -> None:
+    """A GPU would refuse them, and launch a voice kernel by kernel."""
+    device = "cpu" if watch is Capturing else "meta"
+    flow, hift = Flow(CONFIG).to(device, torch.bfloat16), Hift(HIFT_CONFIG).to(device)
+    flow.prepare(STEPS)
+    hift.prepare()
+    steps = VoiceSteps(flow, hift, (1, 2))
+    works = [each for padded in steps._padded for each in (padded.encode, padded.steps)]
+    with torch.inference_mode(), watch():
+        for work in (*works, *(each for some in steps._sounds.values() for each in some)):
+            work.compute()
+
+
+def test_sizes_hold_all_sessions_of_a_gpu() -> None:
+    """A CPU's bits would depend on neighbours, or a replay, which has one slot, on all of them."""
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert sizes_on(cpu, 64, 512, exact=False) == ()
+    assert [sizes_on(gpu, slots, 512, exact=True) for slots in (1, 64)] == [(1,), (1,)]
+    assert sizes_on(gpu, 3, 512, exact=False) == (1, 2, 3)
+    assert max(sizes_on(gpu, 64, 512, exact=False)) == 48  # More are arithmetic enough.
 
 
 @pytest.mark.parametrize("sizes", [(), (28,), (8, 8, 8), SIZES])
