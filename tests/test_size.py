@@ -20,7 +20,7 @@ ROOT: Final = Path(__file__).parents[1]
 SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (229, 1),
     "protocol": (14_358, 63),
-    "recorder": (4_581, 31),
+    "recorder": (4_580, 31),
     "runtime": (25_430, 142),
     "runtime/model": (10_747, 50),
     "replay": (11_667, 57),
