@@ -20,9 +20,9 @@ ROOT: Final = Path(__file__).parents[1]
 SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (229, 1),
     "protocol": (14_760, 64),
-    "recorder": (4_581, 31),
-    "runtime": (25_436, 142),
-    "runtime/model": (10_946, 51),
+    "recorder": (4_580, 31),
+    "runtime": (25_466, 142),
+    "runtime/model": (11_104, 51),
     "replay": (11_667, 57),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""

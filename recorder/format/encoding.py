@@ -356,15 +356,14 @@ class _Packer:
         return short
 
     def pack_mapping(self, value: Mapping[str, Value], depth: int) -> dict[str, _Json]:
-        packed: dict[str, _Json] = {}
+        packed: dict[str, Any] = {}
         for key, item in value.items():
             if not isinstance(key, str):
                 raise RecordInvalid(f"record {self.seq} has the key {key!r}, not text")
-            kind = type(item)
             packed[RESERVED + key if key[:1] == RESERVED else key] = (
                 item
-                if kind in _AS_THEY_ARE
-                or (kind is str and len(item) <= TEXT_CHARS_INLINE and item.isascii())
+                if type(item) in _AS_THEY_ARE
+                or (type(item) is str and len(item) <= TEXT_CHARS_INLINE and item.isascii())
                 else self._pack(item, depth + 1)  # most are above: saves a call
             )
         return packed
