@@ -23,16 +23,7 @@ from protocol.values.messages import ComeBack, Resumable
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects.shared import RESUMABLE, RESUME, SESSION_REPLACED, SESSION_RESUMABLE
 
-from .errors import (
-    ABNORMAL_CLOSURE,
-    CannotConnectError,
-    ClientError,
-    HandshakeRejectedError,
-    LocalProtocolError,
-    SessionClosedError,
-    SessionRefusedError,
-    as_client_errors,
-)
+from . import errors
 from .websocket import ClientSocket, background
 
 # -- retries ---------------------------------------------------------------------------------------
@@ -52,16 +43,16 @@ PASSING_STATUSES: Final = frozenset({429, 502, 503, 504})
 """Too many requests, and a gateway or server that is not up yet (RFC 9110, 15.6)."""
 
 
-def may_pass(error: ClientError) -> bool:
+def may_pass(error: errors.ClientError) -> bool:
     """Whether an attempt that failed like this could succeed later."""
     match error:
-        case CannotConnectError():
+        case errors.CannotConnectError():
             return error.may_pass
-        case HandshakeRejectedError():
+        case errors.HandshakeRejectedError():
             return error.status in PASSING_STATUSES
-        case SessionClosedError():
+        case errors.SessionClosedError():
             return error.code in PASSING_CLOSE_CODES
-    return isinstance(error, SessionRefusedError)
+    return isinstance(error, errors.SessionRefusedError)
 
 
 def backoff_s(attempt: int, chance: float) -> float:
@@ -134,7 +125,7 @@ class ResumingSocket:
         self._acked = self._sent = 0
         self._sending = anyio.Lock()
         self._lost, self._back = anyio.Event(), anyio.Event()
-        self._cause = SessionClosedError(ABNORMAL_CLOSURE, "")
+        self._cause = errors.SessionClosedError(errors.ABNORMAL_CLOSURE, "")
         self._is_over = False
         self._first: str | bytes | None = None
 
@@ -173,7 +164,7 @@ class ResumingSocket:
             socket = await self._connected()
             try:
                 frame = self._take(await socket.receive())
-            except SessionClosedError as closed:
+            except errors.SessionClosedError as closed:
                 await self._wait_for_return(socket, closed)
                 continue
             if frame is not None:
@@ -192,7 +183,7 @@ class ResumingSocket:
             text = (
                 f"a message of {len(message)} bytes, at most {self._frame_bytes_max} are accepted"
             )
-            raise LocalProtocolError(text)
+            raise errors.LocalProtocolError(text)
         self._keep(message)
         await self._send_kept()
 
@@ -204,7 +195,7 @@ class ResumingSocket:
                 self._sent = max(self._sent, self._acked)
                 try:
                     await socket.send(self._kept[self._sent - self._acked])
-                except SessionClosedError as closed:
+                except errors.SessionClosedError as closed:
                     await self._wait_for_return(socket, closed)
                 else:
                     self._sent += 1 if self._current is socket else 0
@@ -261,7 +252,7 @@ class ResumingSocket:
         """Read a greeting; None for any other frame."""
         if isinstance(frame, bytes) or not frame.startswith(f'{{"type":"{SESSION_RESUMABLE}"'):
             return None
-        with as_client_errors():
+        with errors.as_client_errors():
             told: Resumable = RESUMABLE.parse(parse_frame(frame, self._frame_bytes_max))
         return told
 
@@ -279,7 +270,9 @@ class ResumingSocket:
             await self._back.wait()
         return self._current
 
-    async def _wait_for_return(self, socket: ClientSocket, closed: SessionClosedError) -> None:
+    async def _wait_for_return(
+        self, socket: ClientSocket, closed: errors.SessionClosedError
+    ) -> None:
         if self._current is socket:
             if not self._may_come_back(closed.code):
                 raise closed
@@ -314,7 +307,7 @@ class ResumingSocket:
                 async with background() as tasks:
                     tasks.start_soon(self._send_again)
                     await self._lost.wait()
-        except ClientError as error:
+        except errors.ClientError as error:
             if not is_back and not may_pass(error):
                 self._give_up(f"reconnecting failed: {error}")
         return is_back
@@ -334,14 +327,14 @@ class ResumingSocket:
             self._current, self._lost = socket, anyio.Event()
             self._back.set()
             return skipped
-        raise SessionClosedError(ABNORMAL_CLOSURE, "no answer")
+        raise errors.SessionClosedError(errors.ABNORMAL_CLOSURE, "no answer")
 
     async def _send_again(self) -> None:
-        with suppress(SessionClosedError):  # it is known by then
+        with suppress(errors.SessionClosedError):  # it is known by then
             await self._send_kept()
 
     def _give_up(self, reason: str) -> None:
-        self._cause = SessionClosedError(ABNORMAL_CLOSURE, reason)
+        self._cause = errors.SessionClosedError(errors.ABNORMAL_CLOSURE, reason)
         self._is_over = True
         self._back.set()
 

@@ -29,16 +29,9 @@ from typing import Final, Literal, overload
 import anyio
 import attrs
 
+from protocol.values import messages as ms
 from protocol.values.errors import ADMISSION_ERRORS
 from protocol.values.live import LiveSettings
-from protocol.values.messages import (
-    Created,
-    ErrorReport,
-    Queued,
-    QueueDone,
-    QueuePlace,
-    QueueUpdate,
-)
 from protocol.values.model import INPUT_RATE_HZ, Tool
 from protocol.values.modes import Mode
 from protocol.values.requests import Init
@@ -59,7 +52,7 @@ from .transcription import TranscriptionSession
 from .websocket import background
 
 Dialect = Literal["realtime", "duplex-v1", "legacy-duplex", "legacy-chat", "live"]
-OnQueue = Callable[[QueuePlace], object]
+OnQueue = Callable[[ms.QueuePlace], object]
 
 _LOG: Final = logging.getLogger("antiphon.client")
 
@@ -272,7 +265,7 @@ class _Opening:
         if not isinstance(retries, int) or not 0 <= retries <= RETRIES_MAX:
             raise LocalProtocolError(f"retries is {retries!r}, allowed is 0 to {RETRIES_MAX}")
 
-    async def persevere(self, stack: AsyncExitStack) -> tuple[ClientSession, Created | None]:
+    async def persevere(self, stack: AsyncExitStack) -> tuple[ClientSession, ms.Created | None]:
         """Open until it succeeds, fails for good, or was tried often enough."""
         for number in count():
             try:
@@ -288,23 +281,23 @@ class _Opening:
             await anyio.sleep(wait_s)
         raise AssertionError("it opens or raises")
 
-    async def _open(self, stack: AsyncExitStack) -> tuple[ClientSession, Created | None]:
+    async def _open(self, stack: AsyncExitStack) -> tuple[ClientSession, ms.Created | None]:
         """Connect and set up; the stack closes it."""
         raw = await stack.enter_async_context(self.connecting())
         if raw.dialect == "legacy-chat":
             return raw, None  # its only request sets it up
         return raw, await self._set_up(raw)
 
-    async def _set_up(self, raw: ClientSession) -> Created:
+    async def _set_up(self, raw: ClientSession) -> ms.Created:
         async for message in raw:
             match message:
-                case Queued(place=place) | QueueUpdate(place=place) if self.on_queue:
+                case ms.Queued(place=place) | ms.QueueUpdate(place=place) if self.on_queue:
                     self.on_queue(place)
-                case QueueDone() if raw.connection.gate is Gate.CONNECTED:
+                case ms.QueueDone() if raw.connection.gate is Gate.CONNECTED:
                     with suppress(SessionClosedError):  # the messages still to be read say why
                         await raw.init(self.init)
-                case ErrorReport() if message.code not in ADMISSION_ERRORS:
+                case ms.ErrorReport() if message.code not in ADMISSION_ERRORS:
                     raise ReportedError(message)
-                case Created():
+                case ms.Created():
                     return message
         raise SessionClosedError(*raw.closed_with)

@@ -37,20 +37,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from protocol.values import messages as ms
 from protocol.values.live import UserWords
-from protocol.values.messages import (
-    Closed,
-    Created,
-    ErrorReport,
-    GoingAway,
-    Interrupted,
-    Listen,
-    Queued,
-    QueueDone,
-    QueueUpdate,
-    ServerMessage,
-    Speech,
-)
 from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, UNIT_BYTES
 from protocol.values.modes import Mode
 from protocol.wire.media import check_frame
@@ -97,25 +85,25 @@ class LineView(Observer):
         """Write a server's message."""
         message, at_s = happening.message, happening.at_s
         match message:
-            case Queued(place=place) | QueueUpdate(place=place):
+            case ms.Queued(place=place) | ms.QueueUpdate(place=place):
                 self._write(at_s, "queue", terminal.show_place(place))
-            case Created():
+            case ms.Created():
                 text = f"{message.session_id}, {terminal.show_recording(message)}"
                 self._write(at_s, "session", printable(text))
-            case Listen() if self._listens:
+            case ms.Listen() if self._listens:
                 self._write(at_s, "model", "(listens)", _cost(happening), style="dim")
-            case Speech() if message.text or not message.pcm:
+            case ms.Speech() if message.text or not message.pcm:
                 text = printable(message.text).strip() or "(speaks)"
                 self._write(at_s, "model", text, _cost(happening), style="bold green")
             case UserWords(text=text):
                 self._write(at_s, "you", printable(text).strip(), style="cyan")
-            case GoingAway(seconds_left=seconds_left):
+            case ms.GoingAway(seconds_left=seconds_left):
                 text = f"the server shuts down in {seconds_left} s"
                 self._write(at_s, "session", text, style="yellow")
-            case ErrorReport():
+            case ms.ErrorReport():
                 text = printable(f"{message.message} ({message.code})")
                 self._write(at_s, "error", text, style="red")
-            case Closed():
+            case ms.Closed():
                 self._write(at_s, "session", f"closed, {_end_of(message)}")
 
     def connects(self, change: Reconnecting | Reconnected, at_s: float) -> None:
@@ -147,7 +135,7 @@ class LineView(Observer):
 
 
 def _cost(happening: Happening) -> str:
-    assert isinstance(happening.message, Listen | Speech)
+    assert isinstance(happening.message, ms.Listen | ms.Speech)
     metrics = happening.message.metrics
     parts = [f"{metrics.wall_clock_ms:.0f} ms"]
     if happening.round_trip_ms is not None:
@@ -158,7 +146,7 @@ def _cost(happening: Happening) -> str:
     return ", ".join(parts)
 
 
-def _end_of(closed: Closed) -> str:
+def _end_of(closed: ms.Closed) -> str:
     return printable(closed.client_reason or closed.reason)
 
 
@@ -266,27 +254,27 @@ class JsonView(Observer):
 View: TypeAlias = LineView | JsonView
 
 
-_TYPES: Final[dict[type[ServerMessage], str]] = {
-    Queued: "queued",
-    QueueUpdate: "queue_update",
-    QueueDone: "queue_done",
-    Created: "created",
-    Listen: "listen",
-    Speech: "speech",
-    GoingAway: "going_away",
+_TYPES: Final[dict[type[ms.ServerMessage], str]] = {
+    ms.Queued: "queued",
+    ms.QueueUpdate: "queue_update",
+    ms.QueueDone: "queue_done",
+    ms.Created: "created",
+    ms.Listen: "listen",
+    ms.Speech: "speech",
+    ms.GoingAway: "going_away",
     UserWords: "user_words",
-    ErrorReport: "error",
-    Closed: "closed",
+    ms.ErrorReport: "error",
+    ms.Closed: "closed",
 }
 
 
 def _fields(happening: Happening) -> dict[str, object]:
     match message := happening.message:
-        case Queued(place=place) | QueueUpdate(place=place):
+        case ms.Queued(place=place) | ms.QueueUpdate(place=place):
             return attrs.asdict(place)
-        case QueueDone():
+        case ms.QueueDone():
             return {}
-        case Listen() | Speech():
+        case ms.Listen() | ms.Speech():
             return {
                 **_speech_fields(message),
                 "unit": happening.unit,
@@ -296,8 +284,8 @@ def _fields(happening: Happening) -> dict[str, object]:
     return attrs.asdict(message)
 
 
-def _speech_fields(message: Listen | Speech) -> dict[str, object]:
-    if isinstance(message, Listen):
+def _speech_fields(message: ms.Listen | ms.Speech) -> dict[str, object]:
+    if isinstance(message, ms.Listen):
         return {}
     samples = len(message.pcm) // SAMPLE_BYTES
     return {
@@ -416,16 +404,16 @@ class Devices:
 
     # -- the loudspeaker --------------------------------------------------------------------------
 
-    def play(self, message: ServerMessage) -> None:
+    def play(self, message: ms.ServerMessage) -> None:
         """Play the model's sound; a listen during a turn, or an interruption, stops it."""
         match message:
-            case Speech(pcm=pcm, end_of_turn=is_end):
+            case ms.Speech(pcm=pcm, end_of_turn=is_end):
                 self._amid_turn = not is_end
                 with self._lock:
                     self._played += pcm
-            case Interrupted():
+            case ms.Interrupted():
                 self._stop()
-            case Listen() if self._amid_turn:
+            case ms.Listen() if self._amid_turn:
                 self._stop()
 
     def _stop(self) -> None:

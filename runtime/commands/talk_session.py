@@ -31,20 +31,8 @@ import anyio
 import attrs
 import numpy as np
 
+from protocol.values import messages as ms
 from protocol.values.errors import CLIENT_ERRORS, ErrorCode
-from protocol.values.messages import (
-    Closed,
-    Created,
-    ErrorReport,
-    Listen,
-    Metrics,
-    Queued,
-    QueueDone,
-    QueuePlace,
-    QueueUpdate,
-    ServerMessage,
-    Speech,
-)
 from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, UNIT_BYTES
 from protocol.values.modes import Mode
 from protocol.values.requests import Append, Init
@@ -72,13 +60,13 @@ class Happening:
     """
 
     at_s: float
-    message: ServerMessage
+    message: ms.ServerMessage
     unit: int | None = None
     round_trip_ms: float | None = None
 
 
-def _no_metrics() -> Metrics:
-    return Metrics(kv_cache_length=0, recording="off")
+def _no_metrics() -> ms.Metrics:
+    return ms.Metrics(kv_cache_length=0, recording="off")
 
 
 @attrs.define
@@ -102,8 +90,8 @@ class Tally:
         failure: why the conversation did not end well, in one line.
     """
 
-    place: QueuePlace | None = None
-    created: Created | None = None
+    place: ms.QueuePlace | None = None
+    created: ms.Created | None = None
     speaking: bool = False
     turns: list[str] = attrs.field(factory=list)
     pcm: bytearray = attrs.field(factory=bytearray)
@@ -112,17 +100,17 @@ class Tally:
     speeches: int = 0
     last_listen: int = -1
     last_speech: int = -1
-    metrics: Metrics = attrs.field(factory=_no_metrics)
+    metrics: ms.Metrics = attrs.field(factory=_no_metrics)
     wall_ms: list[float] = attrs.field(factory=list)
     round_trips_ms: list[float] = attrs.field(factory=list)
-    errors: list[ErrorReport] = attrs.field(factory=list)
-    closed: Closed | None = None
+    errors: list[ms.ErrorReport] = attrs.field(factory=list)
+    closed: ms.Closed | None = None
     away: bool = False
     away_s: float = 0.0
     reconnects: int = 0
     failure: str | None = None
     _sent_at_s: list[float] = attrs.field(factory=list)
-    _previous: ServerMessage | None = None
+    _previous: ms.ServerMessage | None = None
     _previous_unit: int = -1
     _in_turn: bool = False
 
@@ -157,31 +145,31 @@ class Tally:
         """Take note that a second of input goes out."""
         self._sent_at_s.append(at_s)
 
-    def heard(self, message: ServerMessage, at_s: float) -> Happening:
+    def heard(self, message: ms.ServerMessage, at_s: float) -> Happening:
         """Add a message that came `at_s` seconds after the conversation began."""
         unit = round_trip_ms = None
         match message:
-            case Queued(place=place) | QueueUpdate(place=place):
+            case ms.Queued(place=place) | ms.QueueUpdate(place=place):
                 self.place = place
-            case QueueDone():
+            case ms.QueueDone():
                 self.place = None
-            case Created():
+            case ms.Created():
                 self.created = message
-            case Listen() | Speech():
+            case ms.Listen() | ms.Speech():
                 unit, round_trip_ms = self._add_unit(message, at_s)
-            case ErrorReport():
+            case ms.ErrorReport():
                 self._add_error(message)
-            case Closed():
+            case ms.Closed():
                 self.closed = message
         self._previous = message
         return Happening(at_s=at_s, message=message, unit=unit, round_trip_ms=round_trip_ms)
 
-    def _add_unit(self, message: Listen | Speech, at_s: float) -> tuple[int, float | None]:
+    def _add_unit(self, message: ms.Listen | ms.Speech, at_s: float) -> tuple[int, float | None]:
         is_new, unit = self._unit_of(message)
         self._previous_unit = unit
         self.metrics = message.metrics
-        self.speaking = isinstance(message, Speech)
-        if isinstance(message, Speech):
+        self.speaking = isinstance(message, ms.Speech)
+        if isinstance(message, ms.Speech):
             self.last_speech = unit
             self._add_speech(message)
         else:
@@ -197,30 +185,32 @@ class Tally:
                 self.round_trips_ms.append(round_trip_ms)
         return unit, round_trip_ms
 
-    def _unit_of(self, message: Listen | Speech) -> tuple[bool, int]:
+    def _unit_of(self, message: ms.Listen | ms.Speech) -> tuple[bool, int]:
         """Return whether a unit is new, and its number."""
         number = message.input_id.removeprefix(UNIT_ID)
         if message.input_id != number and number.isdecimal():
             return int(number) != self._previous_unit, int(number)
-        text_before = isinstance(self._previous, Speech) and not self._previous.pcm
-        if text_before and isinstance(message, Speech) and message.pcm and not message.text:
+        text_before = isinstance(self._previous, ms.Speech) and not self._previous.pcm
+        if text_before and isinstance(message, ms.Speech) and message.pcm and not message.text:
             return False, self._previous_unit
         return True, self.outcomes + message.metrics.dropped_units
 
-    def _round_trip_ms(self, message: Listen | Speech, unit: int, at_s: float) -> float | None:
+    def _round_trip_ms(
+        self, message: ms.Listen | ms.Speech, unit: int, at_s: float
+    ) -> float | None:
         is_named = message.input_id.startswith(UNIT_ID)
         if unit >= self.units_sent or not (is_named or message.metrics.dropped_units == 0):
             return None
         return round((at_s - self._sent_at_s[unit]) * 1000, 3)
 
-    def _add_speech(self, speech: Speech) -> None:
+    def _add_speech(self, speech: ms.Speech) -> None:
         if not self._in_turn:
             self.turns.append("")
         self.turns[-1] += speech.text
         self.pcm += speech.pcm
         self._in_turn = not speech.end_of_turn
 
-    def _add_error(self, report: ErrorReport) -> None:
+    def _add_error(self, report: ms.ErrorReport) -> None:
         self.errors.append(report)
         self.outcomes += report.code is ErrorCode.INFERENCE_ERROR
 
@@ -417,11 +407,11 @@ class _Conversation:
         async for message in self._session:
             self._observer.heard(self._tally.heard(message, self._clock()))
             match message:
-                case QueueDone() if self._session.connection.gate is Gate.CONNECTED:
+                case ms.QueueDone() if self._session.connection.gate is Gate.CONNECTED:
                     plan = self._plan
                     init = Init(instructions=plan.instructions, notices=True, record=plan.record)
                     await self._session.init(init)
-                case ErrorReport() if self._session.connection.gate is Gate.CONNECTED:
+                case ms.ErrorReport() if self._session.connection.gate is Gate.CONNECTED:
                     self._stopped = True  # what was refused is our init: there is no other
             self._notify()
 

@@ -18,13 +18,8 @@ from protocol.values.limits import VOICE_STEPS, VOICE_STEPS_MAX
 
 from ..link.address import TcpAddress, UnixAddress, WorkerAddress, read_address
 from ..link.hello import read_token
+from ..model import models
 from ..model.backends.base import Backend, BackendError, Closes
-from ..model.models import (
-    ModelUnknownError,
-    check_model,
-    load_backend_async,
-    require_deterministic,
-)
 from ..net.tls import Certificate, CertificateError
 from ..settings.settings import DEVICES, DTYPES
 from ..telemetry.logs import Format, announce, configure
@@ -131,9 +126,9 @@ def start_command(
         threading.Thread(target=_end_with_stdin, name="stdin", daemon=True).start()
     try:
         address, token = read_address(listen), read_token(token_file) if token_file else ""
-        check_model(model)
+        models.check_model(model)
         certificate = _certificate(tls_cert, tls_key)
-    except (ValueError, ModelUnknownError, CertificateError) as error:
+    except (ValueError, models.ModelUnknownError, CertificateError) as error:
         raise click.UsageError(str(error)) from error
     if not address.is_local and not (token and (certificate or no_tls)):
         raise click.UsageError(
@@ -141,7 +136,7 @@ def start_command(
             "with --tls-key"
         )
     load = partial(
-        load_backend_async,
+        models.load_backend_async,
         model,
         slots,
         device=device,
@@ -195,7 +190,7 @@ async def _serve(
             try:
                 backend = await load()
                 if deterministic:
-                    require_deterministic(model, backend.info)
+                    models.require_deterministic(model, backend.info)
             except Exception as error:
                 failure = error
                 tasks.cancel_scope.cancel()

@@ -26,17 +26,9 @@ from typing import Any, Final
 
 import attrs
 
+from ...values import messages as ms
 from ...values.behaviour import ONLY_MODEL
 from ...values.errors import LIVE_ERRORS, ErrorCode
-from ...values.messages import (
-    Closed,
-    Created,
-    EndReason,
-    ErrorReport,
-    ServerMessage,
-    TranscriptDelta,
-    TranscriptDone,
-)
 from ...values.modes import Mode
 from ...values.requests import AppendSound, ChooseModel, ClientMessage, Commit, Request
 from ..codec import Reading, Value, invalid
@@ -59,13 +51,13 @@ _TYPES: Final[Mapping[str, Request]] = {
 }
 _DELTAS: Final = ("transcription.delta", "response.text.delta")
 _DONES: Final = ("transcription.done", "response.done")
-_ENDS: Final[Mapping[EndReason, str]] = {
+_ENDS: Final[Mapping[ms.EndReason, str]] = {
     "timeout": "the session is over: it has lasted as long as a session may",
     "backend_error": "the session is over: the model was lost",
     "server_shutdown": "the session is over: the server shuts down",
 }
 """The words of an end's error."""
-_SILENT_ENDS: Final[frozenset[EndReason]] = frozenset(
+_SILENT_ENDS: Final[frozenset[ms.EndReason]] = frozenset(
     {"idle", "cancelled", "invalid_frame", "flooded", "refused", "rejected"}
 )
 """Ends without a message: the close shows them, or an error before it."""
@@ -115,7 +107,7 @@ _CREATE: Final = Table(Commit, tag={"type": RESPONSE_CREATE})
 # -- from the server ----------------------------------------------------------------------------
 
 _CREATED: Final = Table(
-    Created,
+    ms.Created,
     Field("id", TEXT, attr="session_id"),
     Field("created", INTEGER, 0, attr="created_s"),
     *shared.RECORDED,
@@ -125,7 +117,7 @@ _CREATED: Final = Table(
 
 
 def _delta(kind: str) -> Table:
-    return Table(TranscriptDelta, Field("delta", TEXT, attr="text"), tag={"type": kind})
+    return Table(ms.TranscriptDelta, Field("delta", TEXT, attr="text"), tag={"type": kind})
 
 
 def _done(kind: str) -> Table:
@@ -139,22 +131,24 @@ def _done(kind: str) -> Table:
         doc="Both together.",
     )
     counts = (Field("prompt_tokens", INTEGER, 0), Field("completion_tokens", INTEGER, 0), total)
-    return Table(TranscriptDone, Field("text", TEXT), Object("usage", counts), tag={"type": kind})
+    return Table(
+        ms.TranscriptDone, Field("text", TEXT), Object("usage", counts), tag={"type": kind}
+    )
 
 
-def _error(values: dict[str, Any]) -> ErrorReport | Closed:
+def _error(values: dict[str, Any]) -> ms.ErrorReport | ms.Closed:
     """Read an error; one without a code, or with another's, is another server's failure."""
     code, session_id = values.pop("code"), values["session_id"]
     for reason in _ENDS:
         if code == reason:
-            return Closed(session_id="", reason=reason, named=session_id)
+            return ms.Closed(session_id="", reason=reason, named=session_id)
     known = {str(one): one for one in ErrorCode}
-    return ErrorReport(code=known.get(code, ErrorCode.INFERENCE_ERROR), **values)
+    return ms.ErrorReport(code=known.get(code, ErrorCode.INFERENCE_ERROR), **values)
 
 
 _CODES: Final = tuple(code for code in ErrorCode if code not in LIVE_ERRORS)
 _ERROR: Final = Table(
-    ErrorReport,
+    ms.ErrorReport,
     legacy.ERROR_TEXT,
     Field("code", Kind(read=TEXT.read, schema=choice((*_CODES, *_ENDS)).schema), ""),
     shared.ERROR_SESSION,
@@ -162,7 +156,7 @@ _ERROR: Final = Table(
     make=_error,
 )
 _END: Final = legacy.faults(
-    Closed,
+    ms.Closed,
     Field("error", TEXT, get=lambda closed: closed.error_text or _ENDS[closed.reason]),
     Field("code", TEXT, attr="reason"),
 )
@@ -206,12 +200,12 @@ class Transcription(Dialect):
             return commit
         return attrs.evolve(commit, final=True, begins=commit.final)
 
-    def encode(self, message: ServerMessage) -> tuple[str, ...]:
+    def encode(self, message: ms.ServerMessage) -> tuple[str, ...]:
         """Write a server's message as frames."""
         match message:
-            case Closed(reason=reason) if reason in _ENDS:
+            case ms.Closed(reason=reason) if reason in _ENDS:
                 return (_END.encode(message),)
-            case Closed(reason=reason) if reason in _SILENT_ENDS:
+            case ms.Closed(reason=reason) if reason in _SILENT_ENDS:
                 return ()
         return super().encode(message)
 
