@@ -74,9 +74,7 @@ class Tally:
     """The sums of one conversation.
 
     Attributes:
-        place: in the queue; None outside the queue.
         created: the server's message on the session; None before it came.
-        speaking: whether the model spoke last.
         turns: the model's words, a text for each turn.
         pcm: its voice so far, float32 LE, 24 kHz mono.
         outcomes: units that were answered, failed ones included.
@@ -90,9 +88,7 @@ class Tally:
         failure: why the conversation did not end well, in one line.
     """
 
-    place: ms.QueuePlace | None = None
     created: ms.Created | None = None
-    speaking: bool = False
     turns: list[str] = attrs.field(factory=list)
     pcm: bytearray = attrs.field(factory=bytearray)
     outcomes: int = 0
@@ -145,14 +141,10 @@ class Tally:
         """Take note that a second of input goes out."""
         self._sent_at_s.append(at_s)
 
-    def heard(self, message: ms.ServerMessage, at_s: float) -> Happening:
+    def received(self, message: ms.ServerMessage, at_s: float) -> Happening:
         """Add a message that came `at_s` seconds after the conversation began."""
         unit = round_trip_ms = None
         match message:
-            case ms.Queued(place=place) | ms.QueueUpdate(place=place):
-                self.place = place
-            case ms.QueueDone():
-                self.place = None
             case ms.Created():
                 self.created = message
             case ms.Listen() | ms.Speech():
@@ -168,7 +160,6 @@ class Tally:
         is_new, unit = self._unit_of(message)
         self._previous_unit = unit
         self.metrics = message.metrics
-        self.speaking = isinstance(message, ms.Speech)
         if isinstance(message, ms.Speech):
             self.last_speech = unit
             self._add_speech(message)
@@ -178,8 +169,8 @@ class Tally:
         round_trip_ms = self._round_trip_ms(message, unit, at_s)
         if is_new:
             self.outcomes += 1
-            self.listens += not self.speaking
-            self.speeches += self.speaking
+            self.listens += isinstance(message, ms.Listen)
+            self.speeches += isinstance(message, ms.Speech)
             self.wall_ms.append(message.metrics.wall_clock_ms)
             if round_trip_ms is not None:
                 self.round_trips_ms.append(round_trip_ms)
@@ -277,7 +268,7 @@ class Observer(Protocol):
     def sent(self, unit: int, at_s: float, *, has_sound: bool) -> None:
         """Take note that a second of input is being sent."""
 
-    def heard(self, happening: Happening) -> None:
+    def received(self, happening: Happening) -> None:
         """Take note of a server's message."""
 
     def connects(self, change: Reconnecting | Reconnected, at_s: float) -> None:
@@ -405,7 +396,7 @@ class _Conversation:
 
     async def _receive(self) -> None:
         async for message in self._session:
-            self._observer.heard(self._tally.heard(message, self._clock()))
+            self._observer.received(self._tally.received(message, self._clock()))
             match message:
                 case ms.QueueDone() if self._session.connection.gate is Gate.CONNECTED:
                     plan = self._plan
@@ -432,12 +423,12 @@ class _Conversation:
     async def _send(self) -> None:
         with suppress(SessionClosedError):  # the receiver is told, too, and knows more
             await self._until(lambda: self._session.can_append or self._is_over())
-            await (self._say() if self._plan.microphone is None else self._say_live())
+            await (self._send_file() if self._plan.microphone is None else self._send_live())
             if self._session.connection.gate is not Gate.CLOSED:
                 await self._session.close(CLOSE_REASON)
         self._patience.deadline = anyio.current_time() + CLOSED_WAIT_S
 
-    async def _say(self) -> None:
+    async def _send_file(self) -> None:
         count = len(self._plan.units) + self._plan.silence_s_max
         silence = bytes(UNIT_BYTES)
         started_s = anyio.current_time()
@@ -448,7 +439,7 @@ class _Conversation:
             unit = self._plan.units[number] if number < len(self._plan.units) else silence
             await self._send_second(number, unit)
 
-    async def _say_live(self) -> None:
+    async def _send_live(self) -> None:
         microphone, number = self._plan.microphone, 0
         assert microphone is not None
         microphone.forget()  # what was said while the session was not there yet
@@ -503,10 +494,10 @@ class _Conversation:
         tally = self._tally
         listens_again = tally.last_listen > tally.last_speech
         is_file = self._plan.microphone is None
-        heard_out = tally.last_listen >= len(self._plan.units) - 1
+        has_ended = tally.last_listen >= len(self._plan.units) - 1
         return (
             self._stopped
             or tally.is_hopeless
             or self._session.connection.gate is Gate.CLOSED
-            or (is_file and heard_out and listens_again and self._plan.is_answered(tally))
+            or (is_file and has_ended and listens_again and self._plan.is_answered(tally))
         )
