@@ -67,10 +67,7 @@ class Effective:
 
 
 def read(
-    *,
-    flags: Mapping[str, object],
-    environ: Mapping[str, str],
-    config: Path | None = None,
+    *, flags: Mapping[str, object], environ: Mapping[str, str], config: Path | None = None
 ) -> Effective:
     """Merge the checked flags, the environment's `PREFIX` names and the file.
 
@@ -229,6 +226,8 @@ COMMON: Final = frozenset(
     }
 )
 """Options in `--help`: those that pages and most servers use. `--help-all` has the others too."""
+OF_LOADING: Final = frozenset({"model", "slots", "device", "dtype", "deterministic", "voice_steps"})
+"""Settings by which a model is loaded."""
 _ALL: Final = "antiphon.help_all"
 """The key of a context whose help shows all options."""
 
@@ -293,6 +292,14 @@ def settings_options(command: Command) -> Command:
     return command
 
 
+def loading_options(command: Command) -> Command:
+    """Add the flags of the settings by which a model is loaded, for commands besides `serve`."""
+    for setting in reversed(declared(Settings)):
+        if setting.name in OF_LOADING:
+            command = _option(setting, setting.default)(command)
+    return command
+
+
 def given(ctx: click.Context) -> dict[str, object]:
     """The values of the flags that were given, by setting; for a command of `settings_options`."""
     return {
@@ -302,15 +309,17 @@ def given(ctx: click.Context) -> dict[str, object]:
     }
 
 
-def _option(setting: Setting) -> Callable[[Command], Command]:
+def _option(setting: Setting, default: object = None) -> Callable[[Command], Command]:
     help_text = f"{setting.help} [{_default_of(setting)}]"
     if setting.kind == "truth":
         negated = f"--no-{setting.flag.removeprefix('--')}"
-        return click.option(f"{setting.flag}/{negated}", setting.name, default=None, help=help_text)
+        flags = f"{setting.flag}/{negated}"
+        return click.option(flags, setting.name, default=default, help=help_text)
     return click.option(
         setting.flag,
         setting.name,
         type=SettingType(setting),
+        default=default,
         multiple=setting.kind == "texts",
         metavar="|".join(setting.choices) or METAVARS[setting.kind],
         help=help_text,
