@@ -19,14 +19,7 @@ from ..values.errors import FieldError, LocalProtocolError
 from ..values.model import SAMPLE16_BYTES, SAMPLE_BYTES
 from ..values.requests import BadPicture, ReferenceAudio, Voice, VoiceName
 from . import codec
-from .media import (
-    ImageKind,
-    check_frame,
-    check_image,
-    check_video,
-    kind_of,
-    read_reference_audio,
-)
+from .media import ImageKind, check_frame, check_image, check_video, kind_of, read_reference_audio
 
 Schema = dict[str, Any]
 """A piece of JSON Schema."""
@@ -283,8 +276,8 @@ def _image_url(value: codec.Value, _: codec.Reading) -> bytes:
             data = codec.Value(path=value.path, value=url.removeprefix(head)).binary()
             check_frame(value.path, data, kind)
             return data
-    taken = "only a JPEG, PNG or WebP is taken here"
-    raise codec.invalid(value.path, f"{taken}: {IMAGE_URL_HEADS['JPEG']}...")
+    text = "only a JPEG, PNG or WebP is taken here"
+    raise codec.invalid(value.path, f"{text}: {IMAGE_URL_HEADS['JPEG']}...")
 
 
 def _write_image_url(data: bytes) -> str | None:

@@ -33,6 +33,7 @@ from ..table import (
     Rule,
     Table,
     Variants,
+    computed,
     either,
     items,
     one,
@@ -220,12 +221,10 @@ def _functions_of(types: tuple[str, ...], *more: Field) -> Items:
     """The kind of an array of functions, whose type is one of several."""
     table = Table(
         model.Tool,
-        Field(
+        computed(
             "type",
             k.choice(types),
-            None,
-            attr=DROPPED,
-            get=lambda _: "function",
+            lambda _: "function",
             doc="Others than functions are left out." if more else "Always function.",
         ),
         Field("name", NAME),
@@ -270,7 +269,7 @@ def results_of(message: rq.ChatMessage) -> tuple[model.ToolResult, ...]:
 def messages_of(content: k.Kind, words: k.Kind) -> Variants:
     """Make the kind of a message by its role; `content` is that of words and media."""
     parts = "Text, or parts of several kinds."
-    said = Field("content", content, holds=k.SAID, doc=parts)
+    row = Field("content", content, holds=k.SAID, doc=parts)
     answer = Field("content", content, (), get=_without_calls, omit=True, holds=k.SAID, doc=parts)
     called = Field("tool_calls", CALLS, (), get=calls_of, omit=True, doc=_CALLED)
     answered = Field(
@@ -287,8 +286,8 @@ def messages_of(content: k.Kind, words: k.Kind) -> Variants:
     )
     return variants(
         "role",
-        _of_role("user", "A user's message.", said),
-        _of_role("system", "How the model is to answer; only the first message.", said),
+        _of_role("user", "A user's message.", row),
+        _of_role("system", "How the model is to answer; only the first message.", row),
         _of_role("assistant", "An earlier answer.", answer, called),
         _of_role("tool", "What a tool returned.", answered, output),
         write=lambda message: message.role,
@@ -300,10 +299,10 @@ _CALLED: Final = "Calls of tools in it; right behind it stands the result of eac
 
 def _of_role(role: model.Role, doc: str, *rows: Row) -> Table:
     def make(values: dict[str, Any]) -> rq.ChatMessage:
-        said = values["content"]
+        content = values["content"]
         if role == "tool":
-            said = (model.ToolResult(call_id=values["tool_call_id"], output=said),)
-        return rq.ChatMessage(role=role, content=(*said, *values.get("tool_calls", ())))
+            content = (model.ToolResult(call_id=values["tool_call_id"], output=content),)
+        return rq.ChatMessage(role=role, content=(*content, *values.get("tool_calls", ())))
 
     return Table(rq.ChatMessage, *rows, tag={"role": role}, make=make, doc=doc)
 
@@ -529,13 +528,7 @@ _TTS: Final[tuple[Row, ...]] = (
         holds=k.SAID,
     ),
     Object("sampling", _SAMPLING, closed=True),
-    Field(
-        "ref_audio_max_ms",
-        k.integer(VOICE_MS_MIN, VOICE_MS_MAX),
-        None,
-        attr="voice_ms_max",
-        omit=True,
-    ),
+    setting("ref_audio_max_ms", k.integer(VOICE_MS_MIN, VOICE_MS_MAX), None, attr="voice_ms_max"),
 )
 
 
@@ -544,8 +537,8 @@ def _speech(at: Reading, *, is_enabled: bool) -> None:
     given = {key.removeprefix("speech."): value for key, value in found.items()}
     tts, asked = at.body.get("tts"), given.pop("enabled")
     if not (is_enabled or at.context.behaves(ASKED_SPEECH)):
-        is_said = isinstance(tts, dict) and tts.get("enabled") is not None
-        tts, asked = tts or {}, asked or not is_said
+        is_given = isinstance(tts, dict) and tts.get("enabled") is not None
+        tts, asked = tts or {}, asked or not is_given
     is_enabled = tts is not None and asked
     if is_enabled:
         _check_voice(f"{at.path}.tts", given["mode"], given["voice"])
@@ -564,10 +557,7 @@ def ask_rows(*, is_enabled: bool) -> tuple[Row, ...]:
     return (
         Object(
             "image",
-            (
-                Field("max_slice_nums", SLICES, None),
-                Field("use_image_id", k.FLAG, True),
-            ),
+            (Field("max_slice_nums", SLICES, None), Field("use_image_id", k.FLAG, True)),
             closed=True,
             when=lambda ask: ask.max_slice_nums is not None or not ask.use_image_id,
             rank=1,
@@ -581,14 +571,7 @@ def ask_rows(*, is_enabled: bool) -> tuple[Row, ...]:
         Rule(lambda at: _speech(at, is_enabled=is_enabled)),
         Field("omni_mode", k.FLAG, False, attr="omni", omit=True, rank=2),
         Field("enable_thinking", k.FLAG, False, attr="thinking", omit=True, rank=2),
-        Field(
-            "use_tts_template",
-            k.FLAG,
-            False,
-            attr="tts_template",
-            omit=True,
-            rank=2,
-        ),
+        setting("use_tts_template", k.FLAG, False, attr="tts_template", rank=2),
     )
 
 
@@ -623,13 +606,7 @@ _INIT: Final = Table(
     Object(
         "payload",
         (
-            Field(
-                "system_prompt",
-                PROMPT,
-                "",
-                attr="instructions",
-                also=("instructions",),
-            ),
+            Field("system_prompt", PROMPT, "", attr="instructions", also=("instructions",)),
             Object("voice", (_nothing("ref_audio_base64"), _nothing("tts_ref_audio_base64"))),
             Object("config", (), closed=f"not allowed: {_OF_TURNS}"),
             Field(
@@ -670,14 +647,11 @@ REQUESTS: Final[Mapping[rq.Request, Table]] = {
 
 # -- from the server ----------------------------------------------------------------------------
 
-ANSWERED: Final[tuple[Row, ...]] = (
-    Field("response_id", k.TEXT),
-    Field("input_id", k.TEXT, ""),
-)
+ANSWERED: Final[tuple[Row, ...]] = (Field("response_id", k.TEXT), Field("input_id", k.TEXT, ""))
 """The ids of an answer."""
 
 
-NO_METRICS: Final = Field("metrics", k.OBJECT, None, attr=DROPPED, get=lambda _: {}, is_read=False)
+NO_METRICS: Final = computed("metrics", k.OBJECT, lambda _: {}, is_read=False)
 
 
 def _delta(kind: str, row: Field, **lacks: object) -> Table:

@@ -16,7 +16,7 @@ from ...values import requests as rq
 from ...values.errors import ErrorCode, LocalProtocolError
 from .. import kinds as k
 from ..dialects import shared
-from ..table import DROPPED, Field, Row, Table
+from ..table import Field, Row, Table, computed
 from .base import Dialect, Json
 from .chat import MADE_CALLS, ask_rows
 
@@ -92,11 +92,10 @@ _METRICS: Final[tuple[Row, ...]] = (
         attr="metrics.session_ms",
     ),
     _costs("cost_llm_ms", "cost_llm_ms"),
-    Field(
+    computed(
         "cost_tts_prep_ms",
         k.always(0.0),
-        attr=DROPPED,
-        get=lambda _: 0.0,
+        lambda _: 0.0,
         is_read=False,
         doc="Always 0: it is part of `cost_tts_ms`.",
     ),
@@ -181,10 +180,7 @@ FAULT: Final = faults(
     Field("code", k.TEXT, attr="reason"),
 )
 STOPPED: Final = Table(
-    ms.Closed,
-    Field("session_id", k.TEXT, ""),
-    tag={"type": "stopped"},
-    lacks={"reason": "client"},
+    ms.Closed, Field("session_id", k.TEXT, ""), tag={"type": "stopped"}, lacks={"reason": "client"}
 )
 TIMEOUT: Final = Table(
     ms.Closed,
@@ -318,13 +314,8 @@ _PREPARE: Final = Table(
     Field("max_slice_nums", shared.SLICES, 1, rank=2),
     Field("system_prompt", shared.PROMPT, "", attr="instructions", also=("prefix_system_prompt",)),
     Field("ref_audio_base64", k.VOICE_OR_NAME, None, attr="ref_audio", omit=True),
-    Field(
-        "ref_audio_path",
-        k.VOICE_BY_NAME,
-        None,
-        attr="ref_audio",
-        after="ref_audio_base64",
-        omit=True,
+    shared.setting(
+        "ref_audio_path", k.VOICE_BY_NAME, None, attr="ref_audio", after="ref_audio_base64"
     ),
     Field("tts_ref_audio_base64", k.VOICE, None, attr="tts_ref_audio", omit=True),
     shared.slices_once("config"),
@@ -358,9 +349,7 @@ _REQUESTS: Final = {
     rq.Request.RESUME: Table(rq.Resume, tag={"type": "resume"}),
     rq.Request.INTERRUPT: Table(rq.Interrupt, tag={"type": "interrupt"}),
     rq.Request.REPORT: Table(
-        rq.Report,
-        Field("metrics", k.OBJECT, None, attr=DROPPED, get=lambda _: {}),
-        tag={"type": "client_diagnostic"},
+        rq.Report, computed("metrics", k.OBJECT, lambda _: {}), tag={"type": "client_diagnostic"}
     ),
     rq.Request.PLAYED: shared.PLAYED,
 }

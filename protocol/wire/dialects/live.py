@@ -37,7 +37,7 @@ from .. import kinds as k
 from ..audio import compress, to_float32, to_pcm16
 from ..codec import Fields, Reading, Value, encode_base64
 from ..dialects import shared
-from ..table import DROPPED, Field, Object, Table, items, one
+from ..table import DROPPED, Field, Object, Table, computed, items, one
 from .base import Context, Dialect, Json
 from .chat import FUNCTIONS, TOLD_FUNCTIONS
 from .shared import PROMPT, RECORD
@@ -363,12 +363,10 @@ _ENDS: Final[Mapping[str, ms.EndReason]] = {
     "connection_lost": "backend_error",
 }
 
-EVENT_ID: Final = Field(
+EVENT_ID: Final = computed(
     "event_id",
     k.TEXT,
-    "",
-    attr=DROPPED,
-    get=lambda _: "event_000000000000",
+    lambda _: "event_000000000000",
     example="event_7b20d9c3a415",
     rank=-1,
     doc="The event.",
@@ -377,9 +375,7 @@ _ANSWERED: Final = Field("client_event_id", k.TEXT, "", omit=True)
 
 
 def _one_of(code: str) -> Field:
-    return Field(
-        "code", k.choice(INFO_CODES), "", attr=DROPPED, get=lambda _: code, doc="The notice."
-    )
+    return computed("code", k.choice(INFO_CODES), lambda _: code, doc="The notice.")
 
 
 def _place(queued: ms.Queued | ms.QueueUpdate) -> str:
@@ -390,12 +386,10 @@ def _place(queued: ms.Queued | ms.QueueUpdate) -> str:
     )
 
 
-_PLACE: Final = Field(
+_PLACE: Final = computed(
     "message",
     k.TEXT,
-    "",
-    attr=DROPPED,
-    get=_place,
+    _place,
     example="position 1 of 1 in the queue, about 9 s",
     doc="The same for people.",
 )
@@ -411,15 +405,7 @@ _QUEUE_DONE: Final = Table(
     ms.QueueDone,
     EVENT_ID,
     _one_of(ASSIGNED),
-    Field(
-        "message",
-        k.TEXT,
-        "",
-        attr=DROPPED,
-        get=lambda _: _TURN,
-        example=_TURN,
-        doc="The same for people.",
-    ),
+    computed("message", k.TEXT, lambda _: _TURN, example=_TURN, doc="The same for people."),
     tag={"type": INFO},
 )
 NOTICE: Final = Table(
@@ -443,7 +429,7 @@ def const(word: str) -> k.Kind:
 
 def fixed(name: str, word: str) -> Field:
     """A field that is always the same word."""
-    return Field(name, const(word), word, attr=DROPPED, get=lambda _: word, doc="Always this.")
+    return computed(name, const(word), lambda _: word, doc="Always this.")
 
 
 _SESSION: Final = Object(
@@ -511,12 +497,10 @@ WORDS: Final = Table(
     EVENT_ID,
     Field("delta", k.TEXT, attr="text"),
     Field("start_ms", k.INTEGER),
-    Field(
+    computed(
         "end_ms",
         k.INTEGER,
-        0,
-        attr=DROPPED,
-        get=lambda speech: speech.start_ms + MS_PER_S,
+        lambda speech: speech.start_ms + MS_PER_S,
         example=1001,
         doc="Where it ends there.",
     ),
@@ -541,12 +525,10 @@ def sound_of(speech: ms.Speech) -> bytes:
 
 
 def _delta(cls: type, get: Callable[[Any], bytes], **lacks: object) -> Table:
-    row = Field(
+    row = computed(
         "delta",
         _SECOND,
-        b"",
-        attr=DROPPED,
-        get=get,
+        get,
         doc="A second of sound in the session's format; silence where the model listens.",
     )
     return Table(cls, row, tag={"type": OUTPUT_AUDIO}, lacks={**_UNTOLD, **lacks})
@@ -577,20 +559,17 @@ def error_table(codes: tuple[errors.ErrorCode, ...], cause: str) -> Table:
     rows = (
         Field("code", k.choice(codes)),
         Field("message", k.TEXT),
-        Field(
+        computed(
             "type",
             k.choice(("invalid_request_error", "server_error")),
-            attr=DROPPED,
-            get=_fault,
+            _fault,
             is_read=False,
             doc="Whose mistake it is.",
         ),
-        Field(
+        computed(
             "param",
             k.TEXT,
-            "",
-            attr=DROPPED,
-            get=_param,
+            _param,
             omit=True,
             example="session.audio.format",
             doc="The path of the field that is wrong.",
@@ -703,8 +682,5 @@ def _read_second(body: Json) -> ms.Listen | ms.Speech:
 
 
 LIVE: Final = Live(
-    "live",
-    {table.kind: request for request, table in REQUESTS.items()},
-    REQUESTS,
-    ANSWERS,
+    "live", {table.kind: request for request, table in REQUESTS.items()}, REQUESTS, ANSWERS
 )

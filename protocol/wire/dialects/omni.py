@@ -34,25 +34,23 @@ from ...values.requests import Append, ClientMessage, Init, ReferenceAudio, Repo
 from .. import kinds as k
 from ..audio import to_float32, to_pcm16
 from ..codec import Reading, Value, encode_base64, invalid
-from ..table import DROPPED, Field, Object, Row, Table, one
+from ..table import DROPPED, Field, Object, Row, Table, computed, one
 from . import openai_answers as answers
 from . import openai_requests as requests
 from . import shared
 from .base import Context, Dialect, Json
 from .live import EVENT_ID, error_table, fixed, only, unsupported
 from .openai_requests import ANY_EVENT_ID, ignored, nothing, null
-from .shared import APPEND_SLICES, PLAYED_MS_MAX, PROMPT, RECORD, TOKEN, frames
+from .shared import APPEND_SLICES, PLAYED_MS_MAX, PROMPT, RECORD, TOKEN, frames, setting
 
 OMNI_PREFIX: Final = "duplex-"
 """A session is named by it and its recording."""
 SEQ: Final = '"server_event_seq":0'
 """The field of a frame that no session has sent; a session puts the frame's number there."""
-_NUMBER: Final = Field(
+_NUMBER: Final = computed(
     "server_event_seq",
     k.INTEGER,
-    0,
-    attr=DROPPED,
-    get=lambda _: 0,
+    lambda _: 0,
     rank=-1,
     example=1,
     doc="The event's number, from 1; what `session.resume` counts by.",
@@ -107,10 +105,7 @@ def _rate(rate_hz: int) -> k.Kind:
 def _form(name: str, rate_hz: int) -> Object:
     """The form of sound in one direction, as OpenAI's GA API has it; ours is fixed."""
     kind = only(CODINGS, "audio/pcm", "sound is pcm16 here")
-    rows = (
-        _checked("type", kind, "PCM16."),
-        _checked("rate", _rate(rate_hz), "Samples a second."),
-    )
+    rows = (_checked("type", kind, "PCM16."), _checked("rate", _rate(rate_hz), "Samples a second."))
     rate = _checked("sample_rate_hz", _rate(rate_hz), "Samples a second.")
     return Object(name, (Object("format", rows, doc="Its form."), rate), doc="Sound.")
 
@@ -188,13 +183,7 @@ _INIT: Final = Table(
             _maybe("turn_detection", _DETECTION, "omni.detection"),
             _maybe("overlap_policy", k.choice(get_args(om.Overlap)), "omni.overlap"),
             _maybe("playback_commit_policy", k.choice(get_args(om.History)), "omni.history"),
-            Field(
-                "temperature",
-                k.number(0, 2),
-                _PLAIN.temperature,
-                attr="config.temperature",
-                omit=True,
-            ),
+            setting("temperature", k.number(0, 2), _PLAIN.temperature, attr="config.temperature"),
             Object(
                 "extra_body",
                 (
@@ -224,7 +213,7 @@ _INIT: Final = Table(
 )
 
 
-def _heard(value: Value, _: Reading) -> bytes:
+def _piece(value: Value, _: Reading) -> bytes:
     pcm16 = value.pcm16()
     if not 0 < len(pcm16) // 2 <= APPEND_SAMPLES_MAX:
         found = f"{len(pcm16) // 2} samples, 1 to {APPEND_SAMPLES_MAX} are allowed"
@@ -233,7 +222,7 @@ def _heard(value: Value, _: Reading) -> bytes:
 
 
 _PIECE: Final = k.Kind(
-    read=_heard,
+    read=_piece,
     write=lambda pcm: encode_base64(to_pcm16(pcm)),
     schema=k.base64_of(k.PCM16),
     holds=k.SPOKEN,
@@ -290,14 +279,7 @@ REQUESTS: Final = {
             (
                 _maybe("modalities", _MODALITY, "modality", also=_GA, example=_BOTH),
                 _checked("instructions", _NO_PROMPT, "Must be empty here.", example=""),
-                Field(
-                    "max_output_tokens",
-                    requests.TOKENS,
-                    0,
-                    attr="max_tokens",
-                    omit=True,
-                    example=100,
-                ),
+                setting("max_output_tokens", requests.TOKENS, 0, attr="max_tokens", example=100),
                 _maybe("metadata", requests.METADATA, example={"trace": "3"}),
             ),
             omit=True,
@@ -399,14 +381,14 @@ _CAPABILITIES: Final[Mapping[str, object]] = {
 }
 
 
-def _told(name: str, doc: str, made: Mapping[str, object] | None = None) -> Field:
+def _facts(name: str, doc: str, made: Mapping[str, object] | None = None) -> Field:
     """An object that is always the same, but for whether a session can be resumed."""
 
     def get(message: Any) -> dict[str, object]:
         return {**(made or {"supports_session_resume": message.omni.is_resumable, **_CAPABILITIES})}
 
     kind = k.Kind(read=lambda *_: None, schema={"type": "object"})
-    return Field(name, kind, None, attr=DROPPED, get=get, example={**(made or {})}, doc=doc)
+    return computed(name, kind, get, example={**(made or {})}, doc=doc)
 
 
 _SOUND: Final[Mapping[str, object]] = {
@@ -430,12 +412,10 @@ _SESSION: Final = Object(
         Field("epoch", k.INTEGER),
         Field("turn_id", k.INTEGER),
         Field("modalities", _MODALITY, attr="modality", example=["audio", "text"]),
-        Field(
+        computed(
             "output_modalities",
             _MODALITY,
-            None,
-            attr=DROPPED,
-            get=lambda message: message.omni.modality,
+            lambda message: message.omni.modality,
             example=["audio", "text"],
             doc="The same, as the GA API names it.",
         ),
@@ -443,21 +423,19 @@ _SESSION: Final = Object(
         null("voice"),
         fixed("input_audio_format", "pcm16"),
         fixed("output_audio_format", "pcm16"),
-        _told("audio", "The form of sound in both directions.", _SOUND),
+        _facts("audio", "The form of sound in both directions.", _SOUND),
         Field("turn_detection", _DETECTION, None, attr="detection"),
         Field("overlap_policy", k.choice(get_args(om.Overlap)), attr="overlap"),
         Field("playback_commit_policy", k.choice(get_args(om.History)), attr="history"),
-        _told("capabilities", "What the server can."),
+        _facts("capabilities", "What the server can."),
     ),
     attr="omni",
     doc="The session as it is in force.",
 )
-_TOKEN: Final = Field(
+_TOKEN: Final = computed(
     "resume_token",
     k.TEXT,
-    "",
-    attr=DROPPED,
-    get=lambda message: TOKEN if message.omni.is_resumable else "",
+    lambda message: TOKEN if message.omni.is_resumable else "",
     omit=True,
     example="q3bV0k",
     doc="The right to come back, once; only in a session that can be resumed.",
@@ -525,12 +503,10 @@ def _end_ms(speech: ms.Speech) -> int:
 _AUDIO: Final = _numbered(
     answers.SOUND,
     attrs.evolve(fixed("format", "pcm16"), rank=1),
-    Field(
+    computed(
         "sample_rate_hz",
         k.integer(OUTPUT_RATE_HZ, OUTPUT_RATE_HZ),
-        OUTPUT_RATE_HZ,
-        attr=DROPPED,
-        get=lambda _: OUTPUT_RATE_HZ,
+        lambda _: OUTPUT_RATE_HZ,
         rank=1,
         doc="Of the sound.",
     ),
@@ -538,12 +514,10 @@ _AUDIO: Final = _numbered(
         "metadata",
         (
             *_OF_SESSION,
-            Field(
+            computed(
                 "audio_duration_ms",
                 k.INTEGER,
-                0,
-                attr=DROPPED,
-                get=_end_ms,
+                _end_ms,
                 example=1000,
                 doc="Of the response's sound so far.",
             ),
@@ -557,12 +531,10 @@ _WORDS: Final = _numbered(answers.WORDS)
 
 def _of_reply(table: Table) -> Table:
     """A state of a response, which names it at the top too."""
-    row = Field(
+    row = computed(
         "response_id",
         k.TEXT,
-        "",
-        attr=DROPPED,
-        get=lambda state: state.reply.id,
+        lambda state: state.reply.id,
         example="resp_7b20d9c3a415",
         doc="The response.",
     )
@@ -596,13 +568,8 @@ _CREATED: Final = Table(
     ms.Created,
     _NUMBER,
     EVENT_ID,
-    Field(
-        "attachment_generation",
-        k.integer(1, 1),
-        1,
-        attr=DROPPED,
-        get=lambda _: 1,
-        doc="The client's first connection.",
+    computed(
+        "attachment_generation", k.integer(1, 1), lambda _: 1, doc="The client's first connection."
     ),
     _TOKEN,
     _SESSION,
@@ -611,12 +578,10 @@ _CREATED: Final = Table(
 )
 _PLAYED: Final = (
     Field("generated_ms", k.INTEGER),
-    Field(
+    computed(
         "sent_ms",
         k.INTEGER,
-        0,
-        attr=DROPPED,
-        get=lambda it: it.playback.generated_ms,
+        lambda it: it.playback.generated_ms,
         doc="The same: what is spoken is sent.",
     ),
     Field("played_ms", k.INTEGER),
@@ -632,14 +597,7 @@ _ACKNOWLEDGED: Final = _event(
             *_OF_SESSION,
             Field("item_id", k.TEXT),
             *(
-                Field(
-                    name,
-                    k.INTEGER,
-                    0,
-                    attr=DROPPED,
-                    get=attrgetter(f"playback.{name}"),
-                    doc="As in playback.",
-                )
+                computed(name, k.INTEGER, attrgetter(f"playback.{name}"), doc="As in playback.")
                 for name in ("played_ms", "committed_ms")
             ),
             Field("truncate", k.FLAG, attr="truncates"),

@@ -19,7 +19,7 @@ from ...values.model import INPUT_RATE_HZ, DuplexConfig, SlidingWindow
 from ...values.requests import CloseRequest, Played, Request
 from .. import kinds as k
 from ..codec import Reading, Value, invalid
-from ..table import DROPPED, Field, Object, Row, Rule, Table, items
+from ..table import DROPPED, Field, Object, Row, Rule, Table, computed, items
 from .base import Json
 
 SLICES: Final = k.integer(1, limits.SLICES_MAX)
@@ -45,18 +45,9 @@ def _record(value: Value, at: Reading) -> bool:
     return bool(value.value)
 
 
-RECORD: Final = Field(
-    "record",
-    attrs.evolve(k.FLAG, read=_record),
-    True,
-    omit=True,
-    rank=9,
-)
+RECORD: Final = Field("record", attrs.evolve(k.FLAG, read=_record), True, omit=True, rank=9)
 """Whether the session may be recorded."""
-ASKED: Final[tuple[Row, ...]] = (
-    Field("notices", k.FLAG, False, omit=True, rank=9),
-    RECORD,
-)
+ASKED: Final[tuple[Row, ...]] = (Field("notices", k.FLAG, False, omit=True, rank=9), RECORD)
 """A client's wishes for the server in addition to its settings."""
 
 
@@ -200,11 +191,10 @@ COMMON: Final = (
             (
                 Field("code", k.choice(ERROR_CODES)),
                 Field("message", k.TEXT),
-                Field(
+                computed(
                     "type",
                     k.choice(ERROR_TYPES),
-                    attr=DROPPED,
-                    get=lambda report: error_type(report.code),
+                    lambda report: error_type(report.code),
                     is_read=False,
                     doc="Whose mistake it is.",
                 ),
@@ -244,9 +234,7 @@ CONFIG: Final[tuple[Row, ...]] = (
     setting("generate_audio", k.FLAG, _DEFAULT.generate_audio),
     setting("force_listen_count", k.integer(0, 100), _DEFAULT.force_listen_count),
     setting(
-        "max_new_speak_tokens_per_chunk",
-        k.integer(2, 20),
-        _DEFAULT.max_new_speak_tokens_per_chunk,
+        "max_new_speak_tokens_per_chunk", k.integer(2, 20), _DEFAULT.max_new_speak_tokens_per_chunk
     ),
     setting("temperature", k.number(0, 2), _DEFAULT.temperature),
     setting("top_k", k.integer(1, 1000), _DEFAULT.top_k),
@@ -276,11 +264,7 @@ CONFIG: Final[tuple[Row, ...]] = (
     one_value("text_repetition_penalty", k.number(1.05, 1.05), _REPETITION),
     one_value("text_repetition_window_size", k.integer(512, 512), _REPETITION),
     one_value("listen_top_k", k.integer(0, 0), "listening is sampled as any token is"),
-    one_value(
-        "tts_temperature",
-        k.number(0.8, 0.8),
-        "the sampling of speech is not a setting",
-    ),
+    one_value("tts_temperature", k.number(0.8, 0.8), "the sampling of speech is not a setting"),
     Rule(_greedy),
 )
 """The inference settings, each honoured or refused."""

@@ -33,7 +33,7 @@ from ...values.modes import Mode
 from ...values.requests import AppendSound, ChooseModel, ClientMessage, Commit, Request
 from ..codec import Reading, Value, invalid
 from ..kinds import FLAG, INTEGER, PROMPTED, SOUND16, TEXT, Holds, Kind, choice
-from ..table import DROPPED, Field, Object, Table
+from ..table import DROPPED, Field, Object, Table, computed
 from . import legacy, shared
 from .base import Context, Dialect, Json, no_frame
 from .shared import RECORD
@@ -121,12 +121,10 @@ def _delta(kind: str) -> Table:
 
 
 def _done(kind: str) -> Table:
-    total = Field(
+    total = computed(
         "total_tokens",
         INTEGER,
-        0,
-        attr=DROPPED,
-        get=lambda done: done.prompt_tokens + done.completion_tokens,
+        lambda done: done.prompt_tokens + done.completion_tokens,
         example=2,
         doc="Both together.",
     )
@@ -173,11 +171,7 @@ class Transcription(Dialect):
     """
 
     def __init__(self, name: str, *, choice: str, beginning: Table, names: tuple[str, str]) -> None:
-        requests = {
-            Request.INIT: _choice(choice),
-            Request.APPEND: _APPEND,
-            Request.COMMIT: _COMMIT,
-        }
+        requests = {Request.INIT: _choice(choice), Request.APPEND: _APPEND, Request.COMMIT: _COMMIT}
         answers = (_CREATED, _delta(names[0]), _done(names[1]), _ERROR)
         others = (*map(_delta, _DELTAS), *map(_done, _DONES))
         super().__init__(name, _TYPES, requests, answers, others)
@@ -224,10 +218,7 @@ class Transcription(Dialect):
 
 
 TRANSCRIPTION: Final = Transcription(
-    "transcription",
-    choice=shared.SESSION_UPDATE,
-    beginning=_COMMIT,
-    names=(_DELTAS[0], _DONES[0]),
+    "transcription", choice=shared.SESSION_UPDATE, beginning=_COMMIT, names=(_DELTAS[0], _DONES[0])
 )
 TRANSCRIPTION_RESPONSES: Final = Transcription(
     "transcription-responses",
