@@ -45,8 +45,8 @@ def tool(name: str, description: str = "", parameters: Mapping[str, object] | No
 
 def called(response: ms.Response) -> ChatMessage:
     """Make the message of an answer that calls tools, for the next question's conversation."""
-    said = (TextPart(text=response.text),) if response.text else ()
-    return ChatMessage(role="assistant", content=(*said, *response.tool_calls))
+    text = (TextPart(text=response.text),) if response.text else ()
+    return ChatMessage(role="assistant", content=(*text, *response.tool_calls))
 
 
 def returned(call: ToolCall, output: str) -> ChatMessage:

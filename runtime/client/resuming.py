@@ -222,10 +222,10 @@ class ResumingSocket:
         """Note a frame's numbers; None for one that is not for the session's user."""
         if isinstance(frame, bytes):
             return frame
-        told = self._greeting(frame)
-        if told is not None:
-            self._way_back = told if told.token else None
-            self._recording_id = self._recording_id or told.recording_id
+        greeting = self._greeting(frame)
+        if greeting is not None:
+            self._way_back = greeting if greeting.token else None
+            self._recording_id = self._recording_id or greeting.recording_id
             return None
         if frame.startswith(f'{{"type":"{SESSION_REPLACED}"'):
             self._way_back = None
@@ -253,8 +253,8 @@ class ResumingSocket:
         if isinstance(frame, bytes) or not frame.startswith(f'{{"type":"{SESSION_RESUMABLE}"'):
             return None
         with errors.as_client_errors():
-            told: Resumable = RESUMABLE.parse(parse_frame(frame, self._frame_bytes_max))
-        return told
+            greeting: Resumable = RESUMABLE.parse(parse_frame(frame, self._frame_bytes_max))
+        return greeting
 
     # -- coming back ----------------------------------------------------------------------------
 
@@ -318,11 +318,11 @@ class ResumingSocket:
         asked = ComeBack(token=self._way_back.token, last_seq=self._last_seq)
         await socket.send(RESUME.encode(asked))
         with anyio.move_on_after(GREETING_S):
-            told = None
-            while told is None:  # a server that loads its model says so instead, and closes
-                told = self._greeting(await socket.receive())
-            self._way_back = told if told.token else None
-            skipped = self._acknowledge(told.ack)
+            greeting = None
+            while greeting is None:  # a server that loads its model says so instead, and closes
+                greeting = self._greeting(await socket.receive())
+            self._way_back = greeting if greeting.token else None
+            skipped = self._acknowledge(greeting.ack)
             self._sent = self._acked
             self._current, self._lost = socket, anyio.Event()
             self._back.set()

@@ -85,17 +85,17 @@ class _Cut:
 
     def take(self, bytes_max: int) -> tuple[int, list[Piece]]:
         """Cut off up to `bytes_max` bytes: their number, and the bytes."""
-        taken: list[Piece] = []
+        pieces: list[Piece] = []
         room = bytes_max
         while room and self._parts:
             part = self._parts.popleft()
             if len(part) > room:
                 self._parts.appendleft(part[room:])
                 part = part[:room]
-            taken.append(part)
+            pieces.append(part)
             room -= len(part)
         self.left -= bytes_max - room
-        return bytes_max - room, taken
+        return bytes_max - room, pieces
 
 
 class Inbox:
