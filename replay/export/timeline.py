@@ -313,10 +313,7 @@ class Timeline:
     """
 
     def __init__(
-        self,
-        head: Fields,
-        items: Iterable[Record | Damage] = (),
-        story: SessionStory | None = None,
+        self, head: Fields, items: Iterable[Record | Damage] = (), story: SessionStory | None = None
     ) -> None:
         self.head: Final = head
         self.story: Final = SessionStory(Replayer(go_on=True)) if story is None else story

@@ -18,14 +18,7 @@ from protocol.values.limits import MS_PER_S, NS_PER_S
 from recorder.format.format import SUFFIX
 
 from ..rerun.difference import NOTHING, label, show
-from ..rerun.report import (
-    EXIT_CODES,
-    Divergence,
-    FullReport,
-    Maker,
-    Outcome,
-    ReplayReport,
-)
+from ..rerun.report import EXIT_CODES, Divergence, FullReport, Maker, Outcome, ReplayReport
 from ..shared.commands import table
 from ..shared.recordings import show_ms, show_seconds
 from ..story.exchanges import Exchange, calls_text

@@ -72,12 +72,7 @@ from .views import (
 
 
 def page_json(
-    summaries: Sequence[Summary],
-    principal: Key,
-    wanted: Wanted,
-    *,
-    limit: int,
-    after: str | None,
+    summaries: Sequence[Summary], principal: Key, wanted: Wanted, *, limit: int, after: str | None
 ) -> dict[str, object]:
     """A page of the recordings that a key may see; `ValueError`: `after` is not a page's end."""
     seen = [it for it in summaries if principal.may_see(it.owner)]

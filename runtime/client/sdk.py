@@ -14,12 +14,7 @@ import logging
 import random
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    suppress,
-)
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from inspect import getdoc
 from itertools import count
@@ -39,12 +34,7 @@ from protocol.values.state import Gate
 
 from .chat import ChatSession
 from .duplex import DuplexSession, Function
-from .errors import (
-    ClientError,
-    LocalProtocolError,
-    ReportedError,
-    SessionClosedError,
-)
+from .errors import ClientError, LocalProtocolError, ReportedError, SessionClosedError
 from .resuming import RETRIES, RETRIES_MAX, OnConnection, backoff_s, may_pass
 from .session import ClientSession
 from .session import connect as connect_raw

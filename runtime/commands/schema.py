@@ -476,10 +476,7 @@ def _as_yaml() -> str:
     return text
 
 
-FORMATS: Final[Mapping[str, Callable[[], str]]] = {
-    "json": _as_json,
-    "yaml": _as_yaml,
-}
+FORMATS: Final[Mapping[str, Callable[[], str]]] = {"json": _as_json, "yaml": _as_yaml}
 
 
 @click.command("schema")

@@ -423,10 +423,7 @@ class Gateway:
         principal, server = principal_of(request), self._check(request, mode)
         host = request.client.host if request.client else ""
         to = Route(
-            mode=mode,
-            dialect=first_dialect(mode, "realtime"),
-            address=origin_of(host),
-            seed=seed,
+            mode=mode, dialect=first_dialect(mode, "realtime"), address=origin_of(host), seed=seed
         )
 
         async def serve() -> None:

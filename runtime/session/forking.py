@@ -49,10 +49,7 @@ WAITING_MAX: Final = 16
 SPENT_S: Final = 15 * 60
 """After so long a party may copy as much again. With the default that is what one session records
 in this time: a client that forks costs no more disk than one that talks."""
-EDITED: Final = {
-    "redacted": "it is redacted",
-    "shrunk": "it was cut down to an error",
-}
+EDITED: Final = {"redacted": "it is redacted", "shrunk": "it was cut down to an error"}
 """Fields of a head whose session never was as its log says."""
 
 

@@ -167,10 +167,7 @@ class Worker:
             with anyio.fail_after(HELLO_WAIT_S):
                 if self.tls is not None:
                     stream = await TLSStream.wrap(
-                        stream,
-                        server_side=True,
-                        ssl_context=self.tls(),
-                        standard_compatible=False,
+                        stream, server_side=True, ssl_context=self.tls(), standard_compatible=False
                     )
                 wire = Wire(stream)
                 info = self.backend.info
