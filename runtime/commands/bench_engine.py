@@ -15,7 +15,7 @@ import os
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 import anyio
 import attrs
@@ -36,9 +36,6 @@ from protocol.values.limits import NS_PER_S
 from .. import SOURCE_TREE
 from ..media.sound import read_wav
 from ..model.engine.backend import EngineBackend
-
-if TYPE_CHECKING:
-    pass
 
 # -- what the benches share ------------------------------------------------------------------------
 
