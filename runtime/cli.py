@@ -42,6 +42,7 @@ GROUPS: Final[Mapping[str, Commands]] = MappingProxyType(
                 "Serve a model over WebSockets.",
             ),
             "workers": ("runtime.cli:workers_group", "Start, list, add and drain workers."),
+            "door": ("runtime.webrtc.command:door_command", "Let browsers talk by WebRTC."),
             "keys": ("runtime.access.command:keys_command", "Make, list and remove API keys."),
             "doctor": (
                 "runtime.commands.doctor:doctor_command",

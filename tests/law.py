@@ -21,7 +21,8 @@ import resource
 import sys
 import tempfile
 import zlib
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -31,6 +32,7 @@ import anyio
 import anyio.to_thread
 import attrs
 import zstandard
+from anyio.streams.buffered import BufferedByteReceiveStream
 from anyio.streams.text import TextReceiveStream
 
 import antiphon
@@ -39,7 +41,13 @@ from recorder.format.format import HEADER_BYTES, SUFFIX, BlockHeader, frame_reco
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from recorder.read.verify import verify
-from runtime.commands.server_process import ServerProcessError, served
+from runtime.commands.server_process import (
+    LINE_BYTES_MAX,
+    RUN,
+    ServerProcessError,
+    served,
+    words_of,
+)
 from tests.fairness.adversaries import ADDRESSES, IDLE, KINDS
 from tests.project.evidence import add_out
 from tests.soak.server import JPEG, SECOND, errors_in
@@ -52,13 +60,16 @@ SETTLE_S: Final = 2.0
 START_WAIT_S: Final = 120.0
 ANSWER_WAIT_S: Final = 60.0
 """For the last answers, which an adversary may delay."""
+SLOTS: Final = ("--slots", "40")
 OPTIONS: Final = (
-    *("--slots", "40", "--chats-max", str(2 * IDLE), "--init-wait-s", "600"),
+    *("--chats-max", str(2 * IDLE), "--init-wait-s", "600"),
     *("--connections-per-address-max", str(IDLE // ADDRESSES + 50), "--log-format", "json"),
     *("--connections-max", str(IDLE + 100), "--connections-per-address-per-s-max", "10000"),
 )
 FORGED: Final = 40
 FAILURES_MAX: Final = 10
+LOG_LINES_MAX: Final = 2_000
+"""Of a leg: who may connect may not fill the disk with what is said of it."""
 FORGED_BYTES: Final = 100 << 20
 """What a forged block of some kilobytes decompresses to."""
 
@@ -173,21 +184,42 @@ def is_whole(folder: Path, session_id: str) -> bool:
     return False
 
 
+def failures_in(folder: Path) -> list[str]:
+    """What the processes say of their own failures, and whether they say too much."""
+    logs = list(folder.glob("*.log"))
+    lines = sum(log.read_bytes().count(b"\n") for log in logs)
+    errors = [error for log in logs for error in errors_in(log)][:FAILURES_MAX]
+    return errors if lines <= LOG_LINES_MAX else [*errors, f"{lines} lines were logged"]
+
+
 async def next_to(kind: str, seconds: float) -> Leg:
     """Measure one leg."""
     leg = Leg()
+    sessions = list[str]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if kind == "forged_logs":
             forge(folder)
         try:
-            async with served("scripted", folder, *OPTIONS) as url:
-                sessions = await _measure(url, kind, seconds, leg)
+            async with AsyncExitStack() as stack:
+                options: tuple[str, ...] = (*SLOTS, *OPTIONS)
+                if kind == "worker_links":  # the gateway comes when its worker is under attack
+                    address = await stack.enter_async_context(worker(folder))
+                    url = f"http://{address.removeprefix('tcp:')}"
+                    await stack.enter_async_context(adversary(kind, url, leg))
+                    token = ("--worker-token-file", str(folder / "token"))
+                    options = (*OPTIONS, "--worker-address", address, *token)
+                url = await stack.enter_async_context(served("scripted", folder, *options))
+                if kind not in (ALONE, "worker_links"):
+                    await stack.enter_async_context(adversary(kind, url, leg))
+                    leg.connections = await anyio.to_thread.run_sync(connections_of, url)
+                if kind == "idle" and leg.connections < IDLE:
+                    leg.failures.append(f"{leg.connections} connections are open, not {IDLE}")
+                await _measure(url, seconds, leg, sessions)
         except ServerProcessError as error:
             leg.failures.append(str(error))
-            sessions = []
         leg.lost = HONEST - sum(is_whole(folder, session_id) for session_id in sessions)
-        leg.failures += errors_in(folder / "server.log")[:FAILURES_MAX]
+        leg.failures += failures_in(folder)
     return leg
 
 
@@ -197,39 +229,63 @@ def connections_of(url: str) -> int:
         return int(json.load(answer)["connections"]) - 1
 
 
-async def _measure(url: str, kind: str, seconds: float, leg: Leg) -> list[str]:
-    """Run the adversary and the honest sessions next to it; gives their ids."""
-    sessions = list[str]()
+async def _measure(url: str, seconds: float, leg: Leg, sessions: list[str]) -> None:
+    """Run the honest sessions; adds their ids."""
 
     async def one(number: int) -> None:
         sessions.append(await speak(url, seconds, number / HONEST, leg))
 
-    adversary = None
     try:
-        if kind != ALONE:
-            adversary = await anyio.open_process(
-                [sys.executable, "-m", "tests.fairness.adversaries", kind, url], stderr=None
-            )
-            assert adversary.stdout is not None
-            with anyio.fail_after(START_WAIT_S):
-                await TextReceiveStream(adversary.stdout).receive()
-            await anyio.sleep(SETTLE_S)
-            leg.connections = await anyio.to_thread.run_sync(connections_of, url)
-            if kind == "idle" and leg.connections < IDLE:
-                leg.failures.append(f"{leg.connections} connections are open, not {IDLE}")
         async with anyio.create_task_group() as tasks:
             for number in range(HONEST):
                 tasks.start_soon(one, number)
     except* (antiphon.ClientError, TimeoutError) as errors:
         leg.failures += [repr(error) for error in errors.exceptions]
+
+
+@asynccontextmanager
+async def adversary(kind: str, url: str, leg: Leg) -> AsyncIterator[None]:
+    """Let one work."""
+    process = await anyio.open_process(
+        [sys.executable, "-m", "tests.fairness.adversaries", kind, url], stderr=None
+    )
+    try:
+        assert process.stdout is not None
+        with anyio.fail_after(START_WAIT_S):
+            ready = await TextReceiveStream(process.stdout).receive()
+        leg.connections = int(ready.split()[1])
+        await anyio.sleep(SETTLE_S)
+        yield
     finally:
-        if adversary is not None:
-            if adversary.returncode is not None:
-                leg.failures.append("the adversary ended by itself")
-            with suppress(ProcessLookupError):
-                adversary.kill()
-            await adversary.wait()
-    return sessions
+        if process.returncode is not None:
+            leg.failures.append("the adversary ended by itself")
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+@asynccontextmanager
+async def worker(folder: Path) -> AsyncIterator[str]:
+    """Start a worker that listens to the network; gives its address."""
+    (folder / "token").write_text(os.urandom(16).hex(), "ascii")
+    words = ("workers", "start", "--model", "scripted", *SLOTS, "--log-format", "json")
+    listen = ("--listen", "tcp:127.0.0.1:0", "--token-file", str(folder / "token"))
+    with (folder / "worker.log").open("wb") as log:
+        process = await anyio.open_process([*RUN, *words, *listen], stderr=log)
+    try:
+        assert process.stdout is not None
+        lines = BufferedByteReceiveStream(process.stdout)
+        said = list[str]()
+        with anyio.fail_after(START_WAIT_S):
+            while "ready" not in said:
+                said.append(words_of(await lines.receive_until(b"\n", LINE_BYTES_MAX)))
+        yield next(it for it in said if it.startswith("listening on ")).removeprefix(
+            "listening on "
+        )
+    finally:
+        process.terminate()
+        with anyio.CancelScope(shield=True):
+            await process.wait()
 
 
 def main() -> None:

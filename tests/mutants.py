@@ -44,7 +44,7 @@ from tests.project.evidence import add_out
 ROOT: Final = Path(__file__).parents[1]
 AREAS: Final[Mapping[str, tuple[str, ...]]] = {
     "protocol/machine": ("tests/protocol", "tests/runtime/session"),
-    "runtime/session": ("tests/runtime/session", "tests/runtime/telemetry"),
+    "runtime/session": ("tests/runtime/session", "tests/runtime/slots", "tests/runtime/telemetry"),
     "recorder": ("tests/recorder", "tests/replay"),
     "protocol/wire": ("tests/protocol",),
 }
@@ -86,6 +86,11 @@ TURNED: Final[Mapping[type[ast.AST], tuple[str, str]]] = {
 UNTOUCHED: Final = (ast.Assert, ast.Raise, ast.JoinedStr, ast.pattern, ast.arguments)
 """What says something to a developer, or nothing to a test."""
 EQUIVALENT: Final[Mapping[str, str]] = {
+    "protocol/machine/conversation.py Conversation.truncate: "
+    "length = part.ends[-1][0] if part.ends else 0 -> "
+    "length = part.ends[-1][0] if part.ends else 1": (
+        "a cut is given in milliseconds of 24 samples: none is between 0 and 1 sample"
+    ),
     "protocol/wire/audio.py to_pcm16: "
     'scaled = np.frombuffer(pcm, "<f4").clip(-1, 1) * np.float32(PCM16_SCALE) -> '
     'scaled = np.frombuffer(pcm, "<f4").clip(-2, 1) * np.float32(PCM16_SCALE)': (

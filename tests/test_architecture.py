@@ -49,9 +49,15 @@ MUTABLE_CALLS: Final = frozenset({
 # fmt: on
 
 TRIO_ALLOWED: Final = frozenset(
-    f"runtime/net/{name}.py" for name in ("http", "link", "listener", "monitor", "websocket")
+    f"runtime/{name}.py"
+    for name in (
+        *("net/http", "net/link", "net/listener", "net/monitor", "net/websocket"),
+        *("webrtc/call", "webrtc/command", "webrtc/door", "webrtc/sound"),
+    )
 )
-"""Where a trio-websocket is held. All else is AnyIO's, and tested on both of its event loops."""
+"""Where a trio-websocket is held, or aiortc, which is asyncio's.
+
+All else is AnyIO's, and tested on both of its event loops."""
 TORCH_ALLOWED: Final = ("runtime/model/backends/minicpmo/", "runtime/model/voice/")
 """torch costs seconds and hundreds of megabytes: only what runs a model loads it."""
 HEAVY: Final = frozenset({"torch", "transformers"})

@@ -69,6 +69,10 @@ def _moonshine() -> bool:
 
 USED: Final[Mapping[tuple[str, str], Private]] = MappingProxyType(
     {
+        ("runtime/webrtc/call.py", "_handle_rtp_packet"): Private(
+            "the packets of a call: the receiver's own buffer drops five for each that is lost",
+            lambda: hasattr(importlib.import_module("aiortc").RTCRtpReceiver, "_handle_rtp_packet"),
+        ),
         ("runtime/net/websocket.py", "_wsproto"): Private(
             "the codec of a connection, to give it our decoders; trio-websocket makes it itself",
             lambda: _is_a(_websocket()._wsproto, "wsproto", "WSConnection"),

@@ -23,7 +23,7 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (226, 1),
     "protocol": (14_333, 63),
     "recorder": (4_576, 31),
-    "runtime": (24_236, 130),
+    "runtime": (24_957, 137),
     "runtime/model": (10_335, 49),
     "replay": (11_591, 57),
 }

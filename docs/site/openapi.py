@@ -26,7 +26,10 @@ from runtime.telemetry.watching import SessionStatus
 
 from .staging import ROOT
 
-MODULES: Final = ("pages", "routes", "recordings", "marks", "voices", "openai", "twilio")
+MODULES: Final = (
+    *("pages", "routes", "recordings", "marks", "voices"),
+    *("openai", "calls", "twilio"),
+)
 """Modules of `runtime/api` whose docstrings have addresses."""
 HEALTH: Final = {
     "GET /health": ("whether the server lives, and has a voice", "all"),
@@ -135,6 +138,7 @@ ANSWERS: Final[Mapping[str, tuple[str, dict[str, Schema]]]] = {
     "POST /v1/audio/speech": _json(OBJECT, "404"),
     "POST /v1/audio/translations": _json(OBJECT, "404"),
     "POST /v1/realtime/client_secrets": _json(record(value=TEXT, expires_at=WHOLE, session=OBJECT)),
+    "POST /v1/realtime/calls": ("application/sdp", {"201": TEXT}),
     "GET /health": _json(
         {
             **record(status={"const": "alive"}, speech={"enum": ["on", "off"]}),
@@ -223,6 +227,7 @@ BODIES: Final[Mapping[str, tuple[str, Schema]]] = {
         "application/json",
         record(expires_after=OBJECT, session=OBJECT) | {"required": []},
     ),
+    "POST /v1/realtime/calls": ("application/sdp", TEXT),
     "PUT /api/voices/{name}": ("audio/wav", {}),
 }
 _VIEWED: Final = recordings.VIEW_PARAMETERS
@@ -236,6 +241,7 @@ QUERIES: Final[Mapping[str, tuple[str, ...]]] = {
     "GET /v1/twilio": TWILIO,
     "POST /v1/twilio": TWILIO,
     "PUT /api/voices/{name}": ("replace",),
+    "POST /v1/realtime/calls": ("model",),
 }
 LIMITED: Final[Mapping[str, Schema]] = {
     "mode": {"enum": [*MODES]},

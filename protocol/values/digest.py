@@ -71,7 +71,7 @@ def _feed(hasher: hashlib.blake2b, value: object) -> None:
         for field, name in fields:
             item = getattr(value, field.name)
             if item != field.default:
-                _feed(hasher, name)
+                hasher.update(b"s%d:%b" % (len(name), name.encode()))
                 _feed(hasher, item)
     elif isinstance(value, Mapping):
         hasher.update(b"m%d:" % len(value))

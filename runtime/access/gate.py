@@ -362,11 +362,16 @@ class Gate:
         selected = next((it for it in SUBPROTOCOLS if it in offered_subprotocols), None)
         return attrs.evolve(admitted, subprotocol=selected)
 
-    def admit_request(self, method: str, headers: Headers, *, secure: bool) -> Key:
-        """Admit any other request, or raise `Denied`; arguments as of `admit_websocket`."""
+    def admit_request(
+        self, method: str, headers: Headers, *, secure: bool, begins: bool = False
+    ) -> Key:
+        """Admit any other request, or raise `Denied`; arguments as of `admit_websocket`.
+
+        `begins`: it begins a session, whose own WebSocket is judged again.
+        """
         shown = shown_over_http(method, headers)
         admitted = self._admit(headers, shown, challenge(method, headers), secure=secure)
-        return admitted.require_key()
+        return admitted.principal if begins else admitted.require_key()
 
     def admit_page(self, headers: Headers, *, secure: bool) -> None:
         """Admit a request for a public page, without a key; `Denied` by host or origin."""

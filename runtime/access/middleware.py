@@ -25,6 +25,8 @@ from ..net.http import error_for, json_response
 from .gate import Denials, Denied, Gate, Headers
 from .keys import Key
 
+CALLS_PATH: Final = "/v1/realtime/calls"
+"""Takes a client secret as a WebSocket does."""
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 HEADERS: Final = (
     ("X-Content-Type-Options", "nosniff"),
@@ -40,7 +42,9 @@ CORS_METHODS: Final = "GET, HEAD, POST, PUT, DELETE"
 CORS_REQUEST_HEADERS: Final = (
     "Authorization, Content-Type, If-None-Match, If-Range, Last-Event-ID, Range"
 )
-CORS_ANSWER_HEADERS: Final = "Accept-Ranges, Content-Disposition, Content-Range, ETag, Retry-After"
+CORS_ANSWER_HEADERS: Final = (
+    "Accept-Ranges, Content-Disposition, Content-Range, ETag, Location, Retry-After"
+)
 CORS_AGE_S: Final = 600
 """The longest time that every browser caches a preflight's answer."""
 PRINCIPAL: Final = "principal"
@@ -84,7 +88,10 @@ class AccessMiddleware:
         if self._is_public(scope["path"]):
             self._gate.admit_page(headers, secure=self._secure)
             return scope
-        principal = self._gate.admit_request(scope["method"], headers, secure=self._secure)
+        begins = scope["path"] == CALLS_PATH
+        principal = self._gate.admit_request(
+            scope["method"], headers, secure=self._secure, begins=begins
+        )
         return {**scope, PRINCIPAL: principal}
 
     def _cors(self, headers: Headers) -> tuple[tuple[str, str], ...]:

@@ -47,6 +47,7 @@ from recorder.write.writer import Recorder
 from ..access.gate import Admitted, Denied, open_gate
 from ..access.keys import Key
 from ..access.middleware import AccessMiddleware, answer_denied, principal_of
+from ..api.calls import Calls
 from ..api.demo_pages import DemoPages
 from ..api.local_client import LocalClient
 from ..api.marks import Marks
@@ -347,6 +348,7 @@ class Gateway:
         self._gate = open_gate(settings)
         file = settings.twilio_token_file
         self._twilio = Twilio(self._gate, "" if file is None else read_auth_token(file))
+        self._calls = Calls(settings.webrtc_door, self._check)
         self._gateways = Gateways(settings)
         self.has_key = self._gate.has_key
         self._counters = counters or Counters()
@@ -396,6 +398,7 @@ class Gateway:
             [
                 *api.routes(),
                 *openai.routes(),
+                *self._calls.routes(),
                 *self._twilio.routes(),
                 *workers.routes(),
                 *marks.routes(),

@@ -294,7 +294,7 @@ async def run(
             make = partial(make, decode_media=gateway.decoder.decode, has_key=gateway.has_key)
             make = partial(make, recorder=recorder, speech_input=speech_input)
             gateway.server = await _make(make, settings)
-            tasks.start_soon(gateway.server.refresh_estimates)
+            tasks.start_soon(gateway.server.refresh)
             tasks.start_soon(gateway.server.replace_workers, partial(end.give_up, gateway.server))
             if isinstance(placement, Scales):
                 tasks.start_soon(placement.scale, workers, gateway.workers_wanted)

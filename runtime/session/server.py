@@ -51,6 +51,8 @@ from .setup import Arrival, first_event, log_head
 from .speech_input import ENERGY_ONLY, SpeechInput
 
 REFRESH_S: Final = 3.0
+ABSENCES_S: Final = 0.05
+"""From the first client that leaves until absences are bounded, for all that left since."""
 """Between two estimates; a session tells its client at most every 3 s."""
 
 EARLY_SUM_BYTES_MAX: Final = 128 * MIB
@@ -122,6 +124,7 @@ class Server:
         )
         self._drivers: dict[Driver, None] = {}
         self._all_ended = anyio.Event()
+        self._absent = anyio.Event()
         self._limiter = RateLimiter()
         self._ended = EndedSessions(settings.resume_s)
 
@@ -254,9 +257,8 @@ class Server:
             driver.send_failed(number)
         finally:
             on_left()
-            if driver.is_resumable:  # else it is over: thousands may leave at once
-                self.end_revoked()
-                self._bound_absences()
+            if driver.is_resumable:  # else it is over
+                self._absent.set()
 
     def _keep_ended(self, driver: Driver) -> None:
         """Let a client that was away hear how its session ended."""
@@ -454,10 +456,19 @@ class Server:
             for driver in self._drivers:
                 driver.suspend()
 
-    async def refresh_estimates(self) -> None:
-        """Send new estimates to waiting sessions; runs until cancelled."""
+    async def refresh(self) -> None:
+        """Bound absences, and send new estimates to waiting sessions; runs until cancelled.
+
+        Thousands may leave at once: all sessions are looked through once for all of them.
+        """
         while True:
-            await anyio.sleep(REFRESH_S)
+            with anyio.move_on_after(REFRESH_S):
+                while True:
+                    await self._absent.wait()
+                    await anyio.sleep(ABSENCES_S)
+                    self._absent = anyio.Event()
+                    self.end_revoked()
+                    self._bound_absences()
             self._bound_absences()
             self.admission.refresh()
 

@@ -35,6 +35,7 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "ray": ("ray",),
         "store": ("obstore",),
         "traces": ("opentelemetry",),
+        "webrtc": ("aiortc",),
     }
 )
 """The modules of each extra's packages, by the extra's name in pyproject.toml."""

@@ -635,6 +635,12 @@ class Settings:
         None,
         "File of Twilio's auth token: calls at /v1/twilio need its signature in place of a key.",
     )
+    webrtc_door: str = setting(
+        "",
+        "Where `antiphon door` listens, which answers browsers' offers of WebRTC at "
+        "/v1/realtime/calls: unix:PATH or tcp:HOST:PORT.",
+        unset="none",
+    )
     tls_cert: Path | None = setting(
         None,
         "The certificate and its chain, PEM; reloaded when it changes. Needs --tls-key.",

@@ -2,8 +2,9 @@
 
     python -m tests.fairness.adversaries NAME URL
 
-Each runs until it is killed, and says `ready` once it is at work. It keeps to no rule but those of
-the sockets; whatever the server does to a connection, the next one takes its place.
+Each runs until it is killed, and says `ready` once it is at work, with the number of connections
+that it counts. It keeps to no rule but those of the sockets; whatever the server does to a
+connection, the next one takes its place.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
@@ -40,6 +41,8 @@ SMALL_PER_S: Final = 200
 ABANDONERS: Final = 16
 FORKERS: Final = 16
 RESUMERS: Final = 100
+LINKS: Final = 100
+"""To a worker, which has places for 64 gateways."""
 SPOKEN: Final = 20
 """Seconds of speech of a session that is forked, or whose frames are asked for: 2.5 MB as sent."""
 FLOOD_BYTES: Final = 20_000_000
@@ -139,7 +142,7 @@ class Adversary:
             for number in range(count):
                 tasks.start_soon(self.again, client, number)
             await anyio.sleep(1)
-            print("ready", flush=True)
+            print("ready", self._open, flush=True)
 
     async def _repeat(
         self, path: str, message: bytes, number: int, *, first: bytes = b"", every_s: float = 0
@@ -270,12 +273,8 @@ class Adversary:
         """Open as many chats as there may be, and say nothing."""
 
         async def sit(number: int) -> None:
-            async with await self.open(CHAT, number=number) as stream:
-                self._open += 1
-                try:
-                    await _stay(stream)
-                finally:
-                    self._open -= 1
+            async with await self.open(CHAT, number=number) as stream, self._counted():
+                await _stay(stream)
 
         async with anyio.create_task_group() as tasks:
             for number in range(IDLE):
@@ -285,6 +284,25 @@ class Adversary:
                 if self._open < IDLE - 8:
                     await anyio.sleep(0.1)
             print("ready", self._open, flush=True)
+
+    async def worker_links(self) -> None:
+        """Connect to a worker without its token: say nothing, half a greeting, or a false one."""
+        says = (b"", b"\x00", os.urandom(256))
+
+        async def link(number: int) -> None:
+            async with await self.dial(number=number) as stream, self._counted():
+                await stream.send(says[number % len(says)])
+                await _read(stream)
+
+        await self.many(link, LINKS)
+
+    @asynccontextmanager
+    async def _counted(self) -> AsyncIterator[None]:
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
 
     def _request(self, path: str) -> bytes:
         return f"GET {path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n\r\n".encode()
@@ -330,6 +348,7 @@ KINDS: Final[Mapping[str, Callable[[Adversary], Awaitable[None]]]] = {
         Adversary.slow_readers,
         Adversary.forged_logs,
         Adversary.idle,
+        Adversary.worker_links,
     )
 }
 """Each adversary by its name."""

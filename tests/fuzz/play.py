@@ -587,7 +587,7 @@ class LocalTarget:
                     decode_media=_decode_here,
                     telemetry=self._watching,
                 )
-                tasks.start_soon(server.refresh_estimates)
+                tasks.start_soon(server.refresh)
                 serve = self._wrap(_handler(server))
                 connect = partial(_connect, tasks, serve)
                 with ours():

@@ -34,7 +34,8 @@ ORDER: Final[Mapping[str, tuple[str, ...]]] = {
     "recorder": ("format", "write", "read", "storage", "repair"),
     "runtime": (
         "settings", "net", "media", "measures", "client", "model", "slots", "streaming", "access",
-        "telemetry", "link", "placement", "worker", "session", "api", "serve", "commands", "cli",
+        "telemetry", "link", "webrtc", "placement", "worker", "session", "api", "serve",
+        "commands", "cli",
     ),
     "replay": (
         "shared", "rerun", "story", "export", "redact", "eval", "library", "shrink", "play", "diff",

@@ -339,6 +339,15 @@ def test_sound_is_never_taken_for_the_other_format(name: str, scale: int, piece:
         assert check_pcm("$", floats.tobytes(), 1, 16_000, compares=True) == floats.tobytes()
 
 
+def test_a_twentieth_of_float32_may_look_like_int16() -> None:
+    """Sound with a few zeros would pass for int16."""
+    sound = (SOUNDS["noise"][:400] / 32_768).astype("<f4")
+    sound[:] = np.where(np.abs(sound) < 1e-3, np.float32(0.1), sound)
+    for zeros, looks in ((20, True), (21, False)):
+        sound[:zeros] = 0
+        assert looks_float32(sound.tobytes()) is looks
+
+
 @pytest.mark.parametrize("name", ["speech", "noise", "tone"])
 def test_sound_of_the_other_format_is_seen(name: str) -> None:
     """A client hears nothing of its mistake, and the model hears noise."""

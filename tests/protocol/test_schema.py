@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
 
 from protocol.values.errors import FieldError
+from protocol.values.limits import APPEND_SAMPLES_MAX
 from protocol.values.messages import ServerMessage
-from protocol.values.model import SlidingWindow
+from protocol.values.model import SAMPLE_BYTES, SlidingWindow
 from protocol.values.modes import Mode
 from protocol.values.requests import Append, BadPicture, ClientMessage, Request
 from protocol.values.state import SessionKind, session_kind_of
@@ -29,6 +30,7 @@ from protocol.wire.kinds import (
     SAID,
     TEXT,
     choice,
+    heard,
     integer,
     number,
     text,
@@ -211,6 +213,14 @@ def test_what_base64_may_hold_is_what_its_reader_takes(name: str) -> None:
             continue
         taken.add(medium.name)
     assert taken == {*media_of(field)}
+
+
+@pytest.mark.parametrize("samples_min", [1, 4000, 4001, 4002])
+def test_the_lengths_of_sound_are_those_of_its_samples(samples_min: int) -> None:
+    """A tool would refuse sound that the server takes."""
+    schema = heard(samples_min).schema
+    for samples, name in ((samples_min, "minLength"), (APPEND_SAMPLES_MAX, "maxLength")):
+        assert len(encode_base64(bytes(SAMPLE_BYTES * samples))) == schema[name]
 
 
 def test_a_refusal_of_unknown_fields_is_described() -> None:

@@ -376,6 +376,19 @@ def test_what_came_out_otherwise_is_never_kept(
         compact(path, tmp_path / "b")
 
 
+def test_only_the_end_of_a_log_may_be_otherwise(tmp_path: Path) -> None:
+    """A record that came out otherwise is lost if what a file says of itself is left out of it."""
+    steps = sample_steps()
+    path, other, shorter = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    path.write_bytes(make_log([*steps, [record("mark", 7, counts=1)]]))
+    other.write_bytes(make_log([*steps, [record("mark", 7, counts=2)]]))
+    shorter.write_bytes(make_log(steps))
+    compacting._compare(path, path)
+    for wrong in (other, shorter):
+        with pytest.raises(LogUnsound, match="differs"):
+            compacting._compare(path, wrong)
+
+
 def test_a_file_that_is_there_is_left_alone(tmp_path: Path) -> None:
     """Somebody's file would be gone."""
     (tmp_path / "a").write_bytes(make_log(sample_steps()))

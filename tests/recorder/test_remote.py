@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -122,6 +123,7 @@ def test_a_log_comes_back_as_it_was(kind: str, tmp_path: Path) -> None:
     assert store.put(local(path))
     (found,) = store.logs()
     assert (found, found.recording_id, found.is_held()) == (store.find("a"), "a", False)
+    assert abs(found.modified_ns - time.time_ns()) < 60e9, "what is stored is from 1970"
     copy, seen = tmp_path / "copy", list[int]()
     with copy.open("wb") as file:
         store.fetch(found, file, seen.append)

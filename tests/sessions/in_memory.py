@@ -404,7 +404,7 @@ async def world(
             decode_media=partial(decode_here, decode_s=decode_s),
             has_key=has_key,
         )
-        tasks.start_soon(server.refresh_estimates)
+        tasks.start_soon(server.refresh)
         tasks.start_soon(server.replace_workers)
         try:
             yield World(server, backend, tasks)

@@ -255,7 +255,7 @@ class Simulation:
                 telemetry=self.rules,
                 speech_input=SpeechInput(Babble) if plan.settings.get("barge_in") else ENERGY_ONLY,
             )
-            tasks.start_soon(self._server.refresh_estimates)
+            tasks.start_soon(self._server.refresh)
             tasks.start_soon(self._server.replace_workers)
             if slow is not None:
                 tasks.start_soon(slow.run)

@@ -1,0 +1,1 @@
+"""Calls of browsers by WebRTC: a process between them and a gateway (`antiphon door`)."""

@@ -1,0 +1,176 @@
+"""The door: takes offers from a gateway, and carries a call for each.
+
+A gateway connects by TCP, sends one line of JSON, and gets one:
+
+| from | fields |
+|---|---|
+| gateway | `sdp`: the offer; `target`: path and query of the session; `headers`: of its handshake; `session`: its settings, or null |
+| door | `sdp`: the answer, and `call`: its id; or `status`, `code` and `message`: why there is none |
+
+The gateway has judged the client's key, and judges it again as the session's WebSocket comes.
+"""  # noqa: E501 - a table
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+import orjson
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus, WebSocketException
+
+from .call import Call
+from .offer import OFFER_BYTES_MAX, OfferError, read_offer
+
+LINE_BYTES_MAX: Final = 8 * OFFER_BYTES_MAX
+LINE_WAIT_S: Final = 10.0
+FRAME_BYTES_MAX: Final = 16 << 20
+_LOG: Final = logging.getLogger("antiphon.door")
+
+
+class PortRangeLoop(asyncio.SelectorEventLoop):
+    """An event loop whose sockets of UDP take free ports of a range: a firewall lets them pass."""
+
+    def __init__(self, ports: range) -> None:
+        super().__init__()
+        self._ports = ports
+        self._after = 0
+
+    async def create_datagram_endpoint(self, factory: Any, **asked: Any) -> Any:  # type: ignore[override]
+        """As `asyncio`, where the port is 0."""
+        host, port = asked.get("local_addr") or ("", -1)
+        if port != 0:
+            return await super().create_datagram_endpoint(factory, **asked)
+        for step in range(len(self._ports)):
+            at = (self._after + step) % len(self._ports)
+            address = (host, self._ports[at])
+            try:
+                made = await super().create_datagram_endpoint(
+                    factory, **asked | {"local_addr": address}
+                )
+            except OSError:
+                continue
+            self._after = at + 1
+            return made
+        raise OSError(f"no port from {self._ports[0]} to {self._ports[-1]} is free")
+
+
+def own_address() -> str:
+    """The address of this host towards others; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as found:
+        try:
+            found.connect(("192.0.2.1", 9))
+        except OSError:
+            return "127.0.0.1"
+        return str(found.getsockname()[0])
+
+
+class Door:
+    """Carries at most `calls_max` calls to one gateway.
+
+    Args:
+        gateway: `ws://HOST:PORT` or `wss://HOST`.
+        address: what clients are told in the place of this host's own, or empty.
+    """
+
+    def __init__(self, gateway: str, *, address: str, calls_max: int) -> None:
+        self._gateway = gateway
+        self._address = address
+        self._calls_max = calls_max
+        self._calls = set[asyncio.Task[None]]()
+        self._begins = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one offer; for `asyncio.start_server` with a limit of `LINE_BYTES_MAX`."""
+        try:
+            line = await asyncio.wait_for(reader.readline(), LINE_WAIT_S)
+            answer = await self._answer(orjson.loads(line))
+        except (TimeoutError, ValueError, KeyError, TypeError, ConnectionError):
+            answer = _refusal(HTTPStatus.BAD_REQUEST, "invalid_offer", "no offer came")
+        writer.write(orjson.dumps(answer) + b"\n")
+        try:
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+        except ConnectionError:
+            _LOG.info("a gateway left before its answer")
+
+    async def aclose(self) -> None:
+        """End all calls."""
+        calls = [*self._calls]
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    async def _answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        if len(self._calls) + self._begins >= self._calls_max:
+            text = f"this door has {self._calls_max} calls, try again later"
+            return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, "too_many_calls", text)
+        self._begins += 1
+        try:
+            return await self._begin(asked)
+        finally:
+            self._begins -= 1
+
+    async def _begin(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            offer = read_offer(str(asked["sdp"]).encode(), own_address())
+        except OfferError as error:
+            return _refusal(HTTPStatus.BAD_REQUEST, "invalid_offer", str(error))
+        try:
+            session = await connect(
+                f"{self._gateway}{asked['target']}",
+                additional_headers=dict(asked["headers"]),
+                max_size=FRAME_BYTES_MAX,
+                max_queue=64,
+            )
+        except InvalidStatus as refused:
+            status = HTTPStatus(refused.response.status_code)
+            return _refusal(status, "refused", f"the gateway refused the session: {status.phrase}")
+        except (OSError, WebSocketException) as error:
+            _LOG.warning("the gateway %s cannot be reached: %s", self._gateway, error)
+            text = "the door cannot reach its gateway"
+            return _refusal(HTTPStatus.BAD_GATEWAY, "service_unavailable", text)
+        call = Call(offer, session, asked.get("session"))
+        try:
+            sdp = await call.answer()
+        except OfferError as error:
+            await session.close()
+            return _refusal(HTTPStatus.BAD_REQUEST, "invalid_offer", str(error))
+        task = asyncio.create_task(self._carry(call))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        return {"sdp": self._shown(sdp), "call": call.id}
+
+    async def _carry(self, call: Call) -> None:
+        _LOG.info("call %s begins, the %d. now", call.id, len(self._calls))
+        try:
+            why = await call.run()
+        except Exception:
+            _LOG.exception("call %s broke", call.id)
+        else:
+            _LOG.info("call %s ended: %s", call.id, why)
+
+    def _shown(self, sdp: str) -> str:
+        """Name the address by which clients reach this host."""
+        if not self._address:
+            return sdp
+        lines = list[str]()
+        for line in sdp.splitlines():
+            words = line.split(" ")
+            if line.startswith("a=candidate:") and len(words) > 4:
+                if ":" in words[4]:
+                    continue  # the other family's
+                words[4] = self._address
+            elif line.startswith("c=IN IP4 "):
+                words[2] = self._address
+            lines.append(" ".join(words))
+        return "\r\n".join(lines) + "\r\n"
+
+
+def _refusal(status: HTTPStatus, code: str, message: str) -> dict[str, Any]:
+    return {"status": int(status), "code": code, "message": message}
