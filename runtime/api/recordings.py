@@ -56,19 +56,8 @@ from ..access.middleware import principal_of
 from ..net.http import json_response
 from ..session.setup import VERSION
 from . import requests as rq
+from . import views as vw
 from .tail import TailFormat, send_log
-from .views import (
-    LoadViewer,
-    Make,
-    Viewer,
-    ViewName,
-    Views,
-    make_beside,
-    make_kept,
-    make_marked,
-    make_without,
-    page_marks,
-)
 
 
 def page_json(
@@ -142,7 +131,7 @@ class Recordings:
     def __init__(
         self,
         directory: Path | None,
-        load_viewer: LoadViewer | None = None,
+        load_viewer: vw.LoadViewer | None = None,
         remote: RemoteStore | None = None,
         console: str = "",
     ) -> None:
@@ -154,7 +143,7 @@ class Recordings:
             self._listing = Listing(self._logs, Index(directory, WITH_STORE_NAME))
         self._has_store = remote is not None
         self._console = console
-        self._views = None if load_viewer is None else Views(load_viewer)
+        self._views = None if load_viewer is None else vw.Views(load_viewer)
         self._listed: tuple[Summary, ...] = ()
         self._listed_until_s = -1.0
         self._is_listing = anyio.Lock()
@@ -326,8 +315,8 @@ class Recordings:
         if beside is not None:
             return await views.answer(request, info, "page", make_of=beside)
         marks = await rq.in_thread(partial(read_marks, self.marks_path(info)))
-        shown = page_marks(marks, principal_of(request), is_open=summary.state == "open")
-        make_of = partial(make_marked, shown)
+        shown = vw.page_marks(marks, principal_of(request), is_open=summary.state == "open")
+        make_of = partial(vw.make_marked, shown)
         return await views.answer(request, info, "page", make_of=make_of, acts=True)
 
     def _lead_to_console(self, request: Request, info: LogInfo, direction: str) -> Response:
@@ -339,7 +328,9 @@ class Recordings:
         place = "recordings" if direction == "list" else f"talk/{info.recording_id}{before}"
         return RedirectResponse(f"{self._console}#{place}", HTTPStatus.SEE_OTHER)
 
-    async def _beside(self, request: Request, info: LogInfo) -> Callable[[Viewer], Make] | None:
+    async def _beside(
+        self, request: Request, info: LogInfo
+    ) -> Callable[[vw.Viewer], vw.Make] | None:
         """What compares a log with the one that `?diff=` names; None where it names none."""
         other = request.query_params.get("diff")
         if other is None:
@@ -347,7 +338,7 @@ class Recordings:
         found = await self.find(other, principal_of(request))
         if found is None:
             raise HTTPException(HTTPStatus.NOT_FOUND, f"{NO_RECORDING} to compare with")
-        return partial(make_beside, info, found[1])
+        return partial(vw.make_beside, info, found[1])
 
     async def _send_digest(self, request: Request) -> Response:
         rq.check_names(request, DIGEST_PARAMETERS)
@@ -362,7 +353,7 @@ class Recordings:
             await rq.in_thread(partial(index.digest_of, info, VERSION)),
         )
         if known is None:
-            make_of = partial(make_kept, partial(index.keep_digest, info, VERSION))
+            make_of = partial(vw.make_kept, partial(index.keep_digest, info, VERSION))
             return await views.answer(request, info, "digest", make_of=make_of)
         with ExitStack() as opening:
             file = rq.InMemory(known, "application/json")
@@ -377,10 +368,10 @@ class Recordings:
         info = await self._ended(request)
         is_page = rq.read_choice(request, "as", ("log", "page")) == "page"
         kinds = request.query_params.get("kinds")
-        make_of = partial(make_without, info, None if kinds is None else kinds.split(","))
+        make_of = partial(vw.make_without, info, None if kinds is None else kinds.split(","))
         name = f"{info.recording_id}.redacted{'.html' if is_page else SUFFIX}"
         headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-        view: ViewName = "redacted-page" if is_page else "redacted-log"
+        view: vw.ViewName = "redacted-page" if is_page else "redacted-log"
         return await self._views_here().answer(request, info, view, headers, make_of)
 
     async def _send_sound(self, request: Request) -> Response:
@@ -388,7 +379,7 @@ class Recordings:
         headers = {"Content-Disposition": f'attachment; filename="{info.recording_id}.wav"'}
         return await self._views_here().answer(request, info, "sound", headers)
 
-    def _views_here(self) -> Views:
+    def _views_here(self) -> vw.Views:
         if self._views is None:
             raise HTTPException(HTTPStatus.NOT_FOUND, "this server has no viewer")
         return self._views
