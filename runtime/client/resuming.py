@@ -8,6 +8,7 @@ are worth another attempt, and `backoff_s` how long to wait before it.
 
 from __future__ import annotations
 
+import random
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -103,20 +104,13 @@ class ResumingSocket:
     """As `session.FrameSocket`, within the block of `opened`."""
 
     def __init__(
-        self,
-        address: str,
-        *,
-        open_: Open,
-        frame_bytes_max: int,
-        on_connection: OnConnection,
-        jitter: Callable[[], float],
+        self, address: str, *, open_: Open, frame_bytes_max: int, on_connection: OnConnection
     ) -> None:
         self._current: ClientSocket | None = None
         self._address = with_query(address, resumable="1")
         self._open = open_
         self._frame_bytes_max = frame_bytes_max
         self._on_connection = on_connection
-        self._jitter = jitter
         self._way_back: Resumable | None = None
         self._last_seq = -1
         self._recording_id = ""
@@ -291,7 +285,7 @@ class ResumingSocket:
     async def _try(self, attempt: int, since: float) -> bool:
         """Connect once, and hold the connection until it is lost; return whether there was one."""
         assert self._way_back is not None
-        wait_s = backoff_s(attempt - 1, self._jitter())
+        wait_s = backoff_s(attempt - 1, random.random())
         if anyio.current_time() + wait_s - since > self._way_back.expires_in_s:
             self._give_up(f"not back within {self._way_back.expires_in_s:g} s")
             return False

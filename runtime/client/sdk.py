@@ -59,7 +59,6 @@ def connect(
     tools: Mapping[str | Tool, Function] = ...,
     on_queue: OnQueue | None = ...,
     retries: int = ...,
-    jitter: Callable[[], float] = ...,
     tls: ssl.SSLContext | None = ...,
     key: str | None = ...,
     resume: bool = ...,
@@ -77,7 +76,6 @@ def connect(
     init: Init | None = ...,
     on_queue: OnQueue | None = ...,
     retries: int = ...,
-    jitter: Callable[[], float] = ...,
     tls: ssl.SSLContext | None = ...,
     key: str | None = ...,
     resume: bool = ...,
@@ -96,7 +94,6 @@ def connect(
     tools: Mapping[str | Tool, Function] = MappingProxyType({}),
     on_queue: OnQueue | None = None,
     retries: int = RETRIES,
-    jitter: Callable[[], float] = random.random,
     tls: ssl.SSLContext | None = None,
     key: str | None = None,
     resume: bool = True,
@@ -116,7 +113,6 @@ def connect(
             back by itself; `Created.tools` says whether the model calls them.
         on_queue: called with each place in the queue.
         retries: 0-100, after temporary failures.
-        jitter: gives numbers in [0, 1) that shorten the waits between attempts.
         tls: for `wss://`; None trusts the system's authorities.
         key: the API key, if the server needs one; send it only over `wss://`.
         resume: come back to the session when the connection is lost, where the server can.
@@ -141,7 +137,6 @@ def connect(
         key=key,
         resume=resume,
         on_connection=on_connection,
-        jitter=jitter,
     )
     chosen = _choose_init(dialect, mode, instructions, model, init)
     if tools and (mode == "chat" or dialect not in ("realtime", "duplex-v1")):
@@ -149,7 +144,7 @@ def connect(
     functions = {_tool_of(name, function): function for name, function in tools.items()}
     if functions:
         chosen = attrs.evolve(chosen, tools=tuple(functions))
-    opening = _Opening(connecting, retries, jitter, chosen, on_queue)
+    opening = _Opening(connecting, retries, chosen, on_queue)
     return _chat(opening) if mode == "chat" else _duplex(opening, mode, functions)
 
 
@@ -160,7 +155,6 @@ async def transcribe(
     model: str | None = None,
     record: bool = True,
     retries: int = RETRIES,
-    jitter: Callable[[], float] = random.random,
     tls: ssl.SSLContext | None = None,
     key: str | None = None,
     resume: bool = True,
@@ -182,9 +176,8 @@ async def transcribe(
         key=key,
         resume=resume,
         on_connection=on_connection,
-        jitter=jitter,
     )
-    opening = _Opening(connecting, retries, jitter, Init(instructions=""))
+    opening = _Opening(connecting, retries, Init(instructions=""))
     async with AsyncExitStack() as stack:
         raw, created = await opening.persevere(stack)
         assert created is not None
@@ -246,7 +239,6 @@ def _choose_init(
 class _Opening:
     connecting: Callable[[], AbstractAsyncContextManager[ClientSession]] = attrs.field(repr=False)
     retries: int = attrs.field()
-    jitter: Callable[[], float]
     init: Init
     on_queue: OnQueue | None = None
 
@@ -266,7 +258,7 @@ class _Opening:
             except ClientError as error:
                 if number == self.retries or not may_pass(error):
                     raise
-                wait_s = backoff_s(number, self.jitter())
+                wait_s = backoff_s(number, random.random())
                 _LOG.info("connecting again in %.1f s: %s", wait_s, error)
             await anyio.sleep(wait_s)
         raise AssertionError("it opens or raises")

@@ -15,10 +15,9 @@ runs on asyncio and on trio.
 
 from __future__ import annotations
 
-import random
 import re
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Final, Protocol
@@ -225,7 +224,6 @@ async def connect(
     key: str | None = None,
     resume: bool = False,
     on_connection: OnConnection | None = None,
-    jitter: Callable[[], float] = random.random,
 ) -> AsyncIterator[ClientSession]:
     """Open a session's connection, before its first message; cancelled or left, it is closed.
 
@@ -236,7 +234,6 @@ async def connect(
         key: the API key, if the server needs one.
         resume: come back to the session when the connection is lost, where the server can.
         on_connection: called with each attempt to come back, and when the session goes on.
-        jitter: gives numbers in [0, 1) that shorten the waits between attempts.
 
     Raises:
         AddressError: the address is invalid.
@@ -256,7 +253,6 @@ async def connect(
             open_=open_,
             frame_bytes_max=frame_bytes_max,
             on_connection=on_connection or (lambda _: None),
-            jitter=jitter,
         ).opened()
     async with opening as socket:
         yield ClientSession(socket, mode=mode, dialect=dialect)
