@@ -142,9 +142,8 @@ class Dialogue:
                 return [self.pictures.take(moment.begin_ns, moment.jpeg)]
             case Words():
                 self._add(moment)
-            case Note(begin_ns=at_ns, kind="unheard", text=text, seq=seq):
-                at = {"at_ns": at_ns, "begin_ns": at_ns, "end_ns": None}
-                self._add(Words(voice="model", text=text, seq=seq, **at))
+            case Note(begin_ns=at_ns, kind="unheard") if len(self.words) < WORDS_MAX:
+                self.words.append(["model", at_ns, at_ns + HOLD_NS, moment.text, moment.seq])
             case Note(kind="paused"):
                 self.pauses.append([moment.begin_ns, None])
             case Note(kind="resumed") if self.pauses:
