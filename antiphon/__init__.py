@@ -103,6 +103,7 @@ if TYPE_CHECKING:
         SessionClosedError,
         SessionRefusedError,
     )
+    from runtime.client.mcp import tools_from_mcp
     from runtime.client.resuming import Reconnected, Reconnecting
     from runtime.client.sdk import connect, transcribe
     from runtime.client.session import ClientSession
@@ -142,6 +143,7 @@ _NAMES: Final[Mapping[str, str]] = MappingProxyType(
             "AddressError CannotConnectError ClientError HandshakeRejectedError LocalProtocolError "
             "RemoteProtocolError ReportedError SessionClosedError SessionRefusedError"
         ),
+        "runtime.client.mcp": "tools_from_mcp",
         "runtime.client.resuming": "Reconnected Reconnecting",
         "runtime.client.sdk": "connect transcribe",
         "runtime.client.session": "ClientSession connect:connect_raw",
@@ -241,6 +243,7 @@ __all__ = [
     "replay_log",
     "returned",
     "tool",
+    "tools_from_mcp",
     "transcribe",
     "verify_log",
 ]

@@ -117,6 +117,10 @@ DEV: Final[Commands] = MappingProxyType(
             "runtime.commands.bench:bench_command",
             "Measure the time of a unit, and the sessions of an engine.",
         ),
+        "quantize": (
+            "runtime.commands.quantize:quantize_command",
+            "Save a checkpoint with a quantised language model.",
+        ),
         "schema": ("runtime.commands.schema:schema_command", "Describe the wire protocols."),
         "states": ("runtime.cli:states_command", "Draw the session's state diagrams."),
         "play": ("replay.play:play_command", "Serve a recording to clients under test."),

@@ -31,6 +31,7 @@ import re
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from zlib import crc32
 
@@ -91,8 +92,29 @@ def is_quick(path: Path) -> bool:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out what else would be imported, torch with it, and deselected."""
-    is_asked = config.getoption("markexpr") == "quick" and collection_path.name.startswith("test_")
+    is_asked = asks_for_quick(config) and collection_path.name.startswith("test_")
     return True if is_asked and not is_quick(collection_path) else None
+
+
+def asks_for_quick(config: pytest.Config) -> bool:
+    """Whether quick tests alone are run."""
+    return bool(config.getoption("markexpr") == "quick")
+
+
+def are_all(config: pytest.Config) -> bool:
+    """Whether all tests are run, and not those of some files or of a name."""
+    paths = (Path(config.rootpath, each).resolve() for each in config.args)
+    return all(path == TESTS for path in paths) and not config.getoption("keyword")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionstart(session: pytest.Session) -> Iterator[None]:
+    """Have the workers of all tests be forked, for the imports of each take seconds."""
+    config = session.config
+    has_workers = config.pluginmanager.hasplugin("dsession")
+    is_worth_it = has_workers and are_all(config) and not asks_for_quick(config)
+    with installed() if is_worth_it else nullcontext():
+        yield
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -106,8 +128,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     So no worker is left with a long file when the others have ended, and those that wait for a
     server run beside those that compute. Where all tests run, families are sampled.
     """
-    is_all = all(Path(config.rootpath, each).resolve() == TESTS for each in config.args)
-    if is_all and not config.getoption("keyword") and not sampling.IS_SOAK:
+    if are_all(config) and not sampling.IS_SOAK:
         items[:], left_out = sampling.sampled(items)
         config.hook.pytest_deselected(items=left_out)
     items.sort(key=lambda item: (is_quick(item.path), crc32(item.path.name.encode())))

@@ -221,7 +221,9 @@ class Source:
 
 
 def _is_logged(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and "id='_logger'" in ast.dump(node)
+    return isinstance(node, ast.Expr) and any(
+        isinstance(part, ast.Name) and part.id == "_logger" for part in ast.walk(node)
+    )
 
 
 def _is_text(node: ast.AST) -> bool:

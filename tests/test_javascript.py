@@ -27,6 +27,7 @@ from runtime.client.duplex import UnitCutter
 from runtime.client.transcription import to_pcm16
 from tests.live.servers import live_server
 from tests.network.peers import JPEG, WAIT_S, create, end, hear, peer, refuse, report, say
+from tests.project.sampling import sample
 
 NODE: Final = shutil.which("node")
 SCRIPTS: Final = Path(__file__).parent / "javascript"
@@ -86,6 +87,11 @@ def test_a_chat(url: str) -> None:
     assert run("chat.mjs", url, SHOWN) == "ok"
 
 
+def test_tools_of_a_duplex_session(url: str) -> None:
+    """The functions of a page would not be run, or their results not be heard."""
+    assert run("tools.mjs", url) == "ok"
+
+
 def test_a_transcription(url: str) -> None:
     """A page could not write down what is said into its microphone."""
     assert run("transcription.mjs", url) == "ok"
@@ -113,7 +119,7 @@ def write_down(websocket: ServerConnection) -> None:
 @given(st.lists(st.floats(-2, 2, width=32), max_size=50))
 @example([number / 32_767 for number in (0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 32_766.5)])
 @example([number / 32_768 for number in (0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 32_767.5)])
-@settings(max_examples=15)
+@settings(max_examples=sample(15, 4))
 def test_sound_is_rounded_as_in_python(samples: list[float]) -> None:
     """One client's words would be heard otherwise than the other's."""
     sound = np.array(samples, "<f4")
@@ -152,7 +158,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 @example([(12_500, ["YQ=="], "interrupt"), (19_499, ["Yg=="], None), (1, ["Yw=="], "flush")])
-@settings(max_examples=15)
+@settings(max_examples=sample(15, 4))
 def test_sound_is_cut_as_in_python(steps: list[tuple[int, list[str], str | None]]) -> None:
     """One client's sound would reach the model in other units than the other's."""
     cutter, expected, start = UnitCutter(), [], 0

@@ -7,19 +7,36 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants import AREAS, EQUIVALENT, SURVIVED, Copy, Source, drawn, mutants_of, nearest
+from tests.mutants import (
+    AREAS,
+    EQUIVALENT,
+    SURVIVED,
+    Copy,
+    Mutant,
+    Source,
+    drawn,
+    mutants_of,
+    nearest,
+)
 
 COUNT = 100
 
 
-def test_each_mutant_is_one_change_that_can_be_parsed() -> None:
+@pytest.fixture(scope="module")
+def chosen() -> list[Mutant]:
+    """Mutants of all areas."""
+    return drawn(1, COUNT)
+
+
+def test_each_mutant_is_one_change_that_can_be_parsed(chosen: list[Mutant]) -> None:
     """A mutant that is no Python is caught by anything, and shows nothing."""
-    source = Source("a.py", Path(__file__).read_bytes())
-    for mutant in (*drawn(1, COUNT), *source.mutants()):
-        path = Path(__file__ if mutant.path == "a.py" else mutant.path)
-        before = path.read_bytes()
-        after = mutant.applied(before)
-        assert ast.dump(ast.parse(after)) != ast.dump(ast.parse(before)), mutant.name
+    source, before = Source("a.py", Path(__file__).read_bytes()), dict[str, str]()
+    for mutant in (*chosen, *source.mutants()):
+        path = __file__ if mutant.path == "a.py" else mutant.path
+        data = Path(path).read_bytes()
+        if path not in before:
+            before[path] = ast.dump(ast.parse(data))
+        assert ast.dump(ast.parse(mutant.applied(data))) != before[path], mutant.name
 
 
 def test_what_is_mutated() -> None:
@@ -50,9 +67,8 @@ class A:
     ]
 
 
-def test_as_many_of_each_area_are_drawn_and_the_same_again() -> None:
+def test_as_many_of_each_area_are_drawn_and_the_same_again(chosen: list[Mutant]) -> None:
     """One area is never tried, or a mutant that survived is not to be found again."""
-    chosen = drawn(1, COUNT)
     for area in AREAS:
         assert sum(it.path.startswith(area) for it in chosen) == COUNT // len(AREAS)
     assert chosen == drawn(1, COUNT)

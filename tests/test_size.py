@@ -9,8 +9,6 @@ the table as it would be now.
 from __future__ import annotations
 
 import ast
-import io
-import tokenize
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -20,12 +18,12 @@ import pytest
 
 ROOT: Final = Path(__file__).parents[1]
 SIZE: Final[Mapping[str, tuple[int, int]]] = {
-    "antiphon": (226, 1),
-    "protocol": (14_333, 63),
+    "antiphon": (229, 1),
+    "protocol": (14_358, 63),
     "recorder": (4_576, 31),
-    "runtime": (24_957, 137),
-    "runtime/model": (10_335, 49),
-    "replay": (11_591, 57),
+    "runtime": (25_430, 142),
+    "runtime/model": (10_747, 50),
+    "replay": (11_667, 57),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
 ANCESTORS_MAX: Final = 3
@@ -34,18 +32,17 @@ IMPORTS_PERCENT_MAX: Final = 9.6
 """The part of the code lines that imports; the goal is 9."""
 SLACK: Final = 50
 """Code lines by which a package may be below its row."""
-UNCOUNTED: Final = frozenset(
-    {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
-)
 
 
-def code_lines(text: str) -> int:
+def code_lines(text: str, tree: ast.Module) -> int:
     """Count the lines of a source that hold code."""
-    lines = set[int]()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in UNCOUNTED and token.string:
-            lines.update(range(token.start[0], token.end[0] + 1))
-    return len(lines - docstring_lines(ast.parse(text)))
+    numbered = enumerate(map(str.strip, text.split("\n")), 1)
+    lines = {number for number, line in numbered if line and not line.startswith("#")}
+    for node in ast.walk(tree):
+        match node:
+            case ast.JoinedStr() | ast.Constant(value=str() | bytes()):
+                lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines - docstring_lines(tree))
 
 
 def docstring_lines(tree: ast.AST) -> set[int]:
@@ -88,7 +85,8 @@ def sources() -> tuple[Source, ...]:
             if path.is_relative_to(ROOT / "runtime" / "model"):
                 row = "runtime/model"
             text = path.read_text("utf-8")
-            found.append(Source(path, row, ast.parse(text), code_lines(text)))
+            tree = ast.parse(text)
+            found.append(Source(path, row, tree, code_lines(text, tree)))
     return tuple(found)
 
 
@@ -166,8 +164,8 @@ def test_imports_are_a_small_part() -> None:
 
 def test_only_code_is_counted() -> None:
     """Blank lines, comments and docstrings are free; a string over lines is not."""
-    text = '"""Doc."""\n\n# a comment\nX = 1  # one\n"""Of X."""\n\nY = """\na\n"""\n'
-    assert code_lines(text) == 4
+    text = '"""Doc."""\n\n# a comment\nX = 1  # one\n"""Of X."""\n\nY = """\n# a\n\n"""\n'
+    assert code_lines(text, ast.parse(text)) == 5
 
 
 if __name__ == "__main__":

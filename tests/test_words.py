@@ -12,7 +12,7 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -113,11 +113,14 @@ def markdown_texts(page: str) -> Iterator[tuple[int, str]]:
     yield 1, re.sub(blocks, blanked, page, flags=re.DOTALL | re.MULTILINE)
 
 
-def python_texts(source: str) -> Iterator[tuple[int, str]]:
-    """Yield each docstring, message and run of comments of a module with its first line."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
-            yield node.lineno, node.value
+@cache
+def python_texts(source: str) -> Sequence[tuple[int, str]]:
+    """Find each docstring, message and run of comments of a module with its first line."""
+    found = [
+        (node.lineno, node.value)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
+    ]
     comments: list[tuple[int, str]] = [(0, "")]
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
@@ -127,7 +130,7 @@ def python_texts(source: str) -> Iterator[tuple[int, str]]:
                 comments[-1] = (first, f"{text}\n{said}")
             else:
                 comments.append((token.start[0], said))
-    yield from comments[1:]
+    return [*found, *comments[1:]]
 
 
 def comment_texts(source: str) -> Iterator[tuple[int, str]]:
@@ -144,7 +147,9 @@ def spaced(pattern: str) -> str:
 
 def findings(path: str, source: str) -> Iterator[str]:
     """Find what a file says in words that are not used: file, line, word, the better word."""
-    read = {".md": markdown_texts, ".py": python_texts}.get(Path(path).suffix, comment_texts)
+    readers: dict[str, Callable[[str], Iterable[tuple[int, str]]]]
+    readers = {".md": markdown_texts, ".py": python_texts}
+    read = readers.get(Path(path).suffix, comment_texts)
     for first, text in read(source):
         shown = re.sub(r"`[^`]*`", blanked, text)
         allowed = [

@@ -139,6 +139,7 @@ ANSWERS: Final[Mapping[str, tuple[str, dict[str, Schema]]]] = {
     "POST /v1/audio/translations": _json(OBJECT, "404"),
     "POST /v1/realtime/client_secrets": _json(record(value=TEXT, expires_at=WHOLE, session=OBJECT)),
     "POST /v1/realtime/calls": ("application/sdp", {"201": TEXT}),
+    "POST /v1/live/sessions": _json(record(session=OBJECT, transport=OBJECT)),
     "GET /health": _json(
         {
             **record(status={"const": "alive"}, speech={"enum": ["on", "off"]}),
@@ -228,6 +229,7 @@ BODIES: Final[Mapping[str, tuple[str, Schema]]] = {
         record(expires_after=OBJECT, session=OBJECT) | {"required": []},
     ),
     "POST /v1/realtime/calls": ("application/sdp", TEXT),
+    "POST /v1/live/sessions": ("application/json", record(session=OBJECT, transport=OBJECT)),
     "PUT /api/voices/{name}": ("audio/wav", {}),
 }
 _VIEWED: Final = recordings.VIEW_PARAMETERS

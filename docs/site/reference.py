@@ -47,7 +47,8 @@ PYTHON: Final[Mapping[str, tuple[str, str]]] = {
     "What a client says": (
         "Settings of a session, and the parts of a question.",
         "DuplexConfig ChatConfig ReferenceAudio VoiceName SpeechRequest ChatMessage TextPart "
-        "ImagePart AudioPart VideoPart tool Tool called ToolCall returned ToolResult",
+        "ImagePart AudioPart VideoPart tool Tool called ToolCall returned ToolResult "
+        "tools_from_mcp",
     ),
     "Errors of the client": (
         "Every one is a `ClientError`.",

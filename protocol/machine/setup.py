@@ -238,11 +238,13 @@ class Setup:
         return self.slot.call.index + 1 if is_past else None
 
     def leaving(self) -> None:
-        """Let more units wait than usual."""
+        """Let more units wait than usual, and calls of tools longer."""
         self.loop.input.let_wait(self.step.limits.rebuild_units)
+        self.loop.tools.stop_time()
 
     def resume_work(self) -> None:
         """Open the model, if that was lost or became due meanwhile; else go on with the units."""
+        self.loop.tools.go_on()
         if self.pending is not None:
             self._open_if_decoded(self.pending)
         else:

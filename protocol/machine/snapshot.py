@@ -178,6 +178,7 @@ def _tools(tools: ToolCalls) -> Keys:
         "told_ns": [*tools.texts_ns],
         "failures": tools.failures,
         "cut": tools.is_cut,
+        **({} if tools.stopped_ns is None else {"stopped_ns": tools.stopped_ns}),
     }
     return {"tools": keys} if any(keys.values()) else {}
 

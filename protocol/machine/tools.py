@@ -8,7 +8,9 @@ made in silence -> sent to the client, and `started` to the model -> result -> f
   result is refused, and so is one of a call that the session has not sent.
 - Events are fed with the next unit: first what started, then the rest in the order in which it
   came, `INPUT_CHARS_MAX` characters at most. Those of a unit that is undone are fed again.
-- The client's speech, and interrupts, touch no call.
+- The client's speech, and interrupts, touch no call; an interrupt ends the unit's silent part, as
+  its budget does, and what was being written goes on in the next.
+- While the model is rebuilt the time of calls stands still.
 """
 
 from __future__ import annotations
@@ -40,6 +42,13 @@ from .peer import Peer
 _ERROR: Final = "error: "
 _LATE: Final = f"{_ERROR}no answer in time"
 _LOST: Final = f"{_ERROR}the call was lost"
+_UNKNOWN: Final = "there is no tool of this name"
+_MANY_OPEN: Final = "too many calls wait for a result"
+_MANY: Final = "too many calls"
+UNANSWERED: Final = frozenset(
+    {_LATE, _LOST, *(f"{_ERROR}{fault}" for fault in (_UNKNOWN, _MANY_OPEN, _MANY))}
+)
+"""What the model is told in place of a result, but of calls that cannot be read."""
 
 
 @attrs.frozen(kw_only=True)
@@ -63,6 +72,7 @@ class ToolCalls:
         texts_ns: when the last texts without a call came, within a second.
         failures: silent parts that failed in a row (B3).
         is_cut: the silent part in progress is being cut.
+        stopped_ns: since when the time of open calls stands still, for the model is away (B11).
     """
 
     step: Step
@@ -77,6 +87,7 @@ class ToolCalls:
     texts_ns: deque[int] = attrs.Factory(deque)
     failures: int = 0
     is_cut: bool = False
+    stopped_ns: int | None = None
 
     # -- the model ------------------------------------------------------------------------------
 
@@ -108,11 +119,11 @@ class ToolCalls:
         """Why a call is not sent, in words for the model; empty for one that is."""
         _forget(self.made_ns, self.step.now_ns - 60 * NS_PER_S)
         if all(tool.name != name for tool in self.offered):
-            return "there is no tool of this name"
+            return _UNKNOWN
         if len(self.open) >= CALLS_OPEN_MAX:
-            return "too many calls wait for a result"
+            return _MANY_OPEN
         if len(self.made_ns) >= CALLS_A_MINUTE or self.made > CALLS_SESSION_MAX:
-            return "too many calls"
+            return _MANY
         return ""
 
     def _return(self, name: str, text: str) -> None:
@@ -178,8 +189,25 @@ class ToolCalls:
                 self._return(call.name, _LATE)
         self._set_timer()
 
+    def stop_time(self) -> None:
+        """Let the time of open calls stand still: the model could not be given their results."""
+        if self.open and self.stopped_ns is None:
+            self.stopped_ns = self.step.now_ns
+            self.timers.cancel("calls")
+
+    def go_on(self) -> None:
+        """Let it go on."""
+        if self.stopped_ns is not None:
+            away_ns = self.step.now_ns - self.stopped_ns
+            for call_id, call in self.open.items():
+                self.open[call_id] = attrs.evolve(call, deadline_ns=call.deadline_ns + away_ns)
+            self.stopped_ns = None
+            self._set_timer()
+
     def _set_timer(self) -> None:
         """Set the timer for the oldest call, unless an earlier one is still set."""
+        if self.stopped_ns is not None:
+            return
         first = next(iter(self.open.values()), None)
         if first is None:
             self.timers.cancel("calls")
@@ -191,6 +219,7 @@ class ToolCalls:
         for call in self.open.values():
             self._return(call.name, _LOST)
         self.open.clear()
+        self.stopped_ns = None
 
 
 def _forget(times_ns: deque[int], until_ns: int) -> None:

@@ -38,6 +38,7 @@ from runtime.measures.conversation import Conversation, Span, ns_of, ratio, time
 from runtime.measures.measure import Ratio, Scores, Times, Total, Value
 from runtime.measures.placing import Sound, time_of
 from runtime.measures.talk import SpeechSource, Talk, UserSound, UserSpeech
+from runtime.measures.tools import CallStory, tool_scores
 from runtime.model.backends.base import ForcedResult, Leaning
 from runtime.telemetry import catalogue as c
 from runtime.telemetry.meters import Instruments, ModeInstruments, UnitMeter
@@ -84,6 +85,7 @@ class Facts:
         late_units, answered_units: late is None if the session could not be stepped to its end.
         decisions: units whose first token was free and has a margin.
         word_delays: of a transcription: when words came, and how long after their sound.
+        calls: of tools, in a duplex session.
     """
 
     recording_id: str | None
@@ -106,6 +108,7 @@ class Facts:
     decisions: int
     answers: tuple[Answer, ...]
     word_delays: tuple[tuple[int, int], ...]
+    calls: tuple[CallStory, ...] = ()
 
 
 # -- gathered from a log ---------------------------------------------------------------------------
@@ -188,6 +191,7 @@ class Gathering:
             decisions=units.decisions,
             answers=self._chat.answers() if work == "turn" else (),
             word_delays=tuple(self._word_delays),
+            calls=tuple(story.calls.found.values()),
         )
 
     @property
@@ -360,6 +364,8 @@ def score(facts: Facts) -> Scores:
     match facts.work:
         case "unit":
             found |= service_scores(facts)
+            spoken = () if "speech" in facts.lost else facts.conversation.user
+            found |= tool_scores(facts.calls, spoken)
             if "speech" not in facts.lost and not facts.conversation.is_written:
                 found |= conversation_scores(facts.conversation)
             if "words" in facts.lost:

@@ -28,6 +28,10 @@ is heard, shown or said: milliseconds from the session's start.
 
 `transcribed` is true where a transcriber wrote the words down, and absent else.
 
+**Chat** is one line, as OpenAI's training of chat models takes it: `messages` of the roles
+`system`, `user`, `assistant` and `tool`, and `tools`. It has words, calls and results, and no
+sound. The result of a call stands right behind it, whatever was said meanwhile.
+
 **MCAP**, which Foxglove shows, has topics in Foxglove's schemas (`TOPICS`). A message's `log_time`
 is when it is heard, shown or said, `publish_time` when it arrived or was sent; both are Unix time
 if the log has the session's start. The metadata record `session` names the recording. Foxglove
@@ -57,7 +61,7 @@ import struct
 import sys
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
@@ -72,7 +76,14 @@ import pybase64
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.limits import NS_PER_MS, NS_PER_S
-from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, Unit, UnitResult
+from protocol.values.model import (
+    INPUT_RATE_HZ,
+    OUTPUT_RATE_HZ,
+    SAMPLE_BYTES,
+    ToolCall,
+    Unit,
+    UnitResult,
+)
 from protocol.values.modes import OF_MODE
 from recorder.format.format import SUFFIX
 from recorder.format.records import Fields, Record
@@ -85,6 +96,7 @@ from ..shared import commands
 from ..shared.commands import progress
 from ..shared.fields import below, removed_in, typed
 from ..shared.recordings import RecordingType, next_to, show_bytes, show_seconds
+from ..story.exchanges import asked_texts
 from . import sound
 from .sound import to_pcm16
 from .timeline import Moment, Note, NoteKind, Picture, Timeline, Words
@@ -431,6 +443,65 @@ def _log(level: str, name: str, text: str) -> dict[str, Any]:
     return {"level": _LEVELS.index(level), "message": message, "name": name, "file": "", "line": 0}
 
 
+# -- a chat ----------------------------------------------------------------------------------------
+
+
+NO_RESULT: Final = "error: there is no result"
+"""In place of the result of a call that has none."""
+
+
+def write_chat(timeline: Timeline, file: BinaryIO) -> None:
+    """Write the words, calls and results of a session as a chat."""
+    messages: list[dict[str, Any]] = []
+    results: dict[str, str] = {}
+    turn: tuple[str, str] | None = None
+    for moment in timeline:
+        if not isinstance(moment, Words):
+            continue
+        for part in moment.tools:
+            if isinstance(part, ToolCall):
+                function = {"name": part.name, "arguments": part.arguments}
+                called = [{"id": part.id, "type": "function", "function": function}]
+                messages.append({"role": "assistant", "content": None, "tool_calls": called})
+                messages.append({"role": "tool", "tool_call_id": part.id})
+            else:
+                results[part.call_id] = part.output
+        of = (moment.voice, moment.response_id)
+        if moment.tools:
+            turn = None
+        elif turn == of and (moment.response_id or moment.is_transcribed):
+            messages[-1]["content"] += moment.text
+        else:
+            role = "user" if moment.voice == "user" else "assistant"
+            messages.append({"role": role, "content": moment.text})
+            turn = of
+    for message in messages:
+        if message["role"] == "tool":
+            message["content"] = results.get(message["tool_call_id"], NO_RESULT)
+    prompt, tools = _asked_of(timeline)
+    system = [{"role": "system", "content": prompt}] if prompt else []
+    body = {"messages": system + messages, **({"tools": tools} if tools else {})}
+    file.write(json.dumps(body).encode() + b"\n")  # in ASCII: a log can hold lone surrogates
+
+
+def _asked_of(timeline: Timeline) -> tuple[str, list[dict[str, Any]]]:
+    """The prompt and the tools of a session: of a chat, those of a question with tools."""
+    opening, asked = timeline.story.opening, timeline.asked
+    prompt, tools = typed(opening, "instructions", str) or "", typed(opening, "tools", list) or []
+    if asked is not None:
+        first = asked.messages[0]
+        prompt = "\n".join(asked_texts(first.content)) if first.role == "system" else ""
+        tools = [attrs.asdict(tool) for tool in asked.tools]
+    return prompt, [_tool(tool) for tool in tools if isinstance(tool, Mapping)]
+
+
+def _tool(fields: Fields) -> dict[str, Any]:
+    function: dict[str, Any] = {name: fields.get(name, "") for name in ("name", "description")}
+    with suppress(ValueError):  # a redaction leaves no schema
+        function["parameters"] = json.loads(typed(fields, "parameters", str) or "")
+    return {"type": "function", "function": function}
+
+
 # -- a dataset -------------------------------------------------------------------------------------
 
 
@@ -527,20 +598,20 @@ def _wav(pcm: bytes, rate_hz: int) -> bytes:
 # -- the command -----------------------------------------------------------------------------------
 
 
-Format = Literal["wav", "srt", "vtt", "mp4", "jsonl", "mcap", "txt", "dataset"]
+Format = Literal["wav", "srt", "vtt", "mp4", "jsonl", "chat", "mcap", "txt", "dataset"]
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)
 SUFFIXES: Final[Mapping[str, Format]] = MappingProxyType(
     {**{f".{name}": name for name in FORMATS}, ".cast": "txt", ".tar": "dataset"}
 )
 """Formats by a file's ending."""
-STREAMS: Final[frozenset[Format]] = frozenset({"srt", "vtt", "jsonl", "txt"})
+STREAMS: Final[frozenset[Format]] = frozenset({"srt", "vtt", "jsonl", "chat", "txt"})
 """Formats written from start to end, which may go to stdout."""
 
 _WRITERS: Final[Mapping[Format, Callable[[Timeline, BinaryIO], None]]] = MappingProxyType(
     {
         **{"wav": sound.write_wav, "mp4": sound.write_mp4},
         **{"srt": write_srt, "vtt": write_vtt, "txt": write_cast},
-        **{"jsonl": write_jsonl, "mcap": write_mcap},
+        **{"jsonl": write_jsonl, "chat": write_chat, "mcap": write_mcap},
         "dataset": write_dataset,
     }
 )
@@ -608,6 +679,7 @@ def export_command(
       srt    captions, as SubRip; vtt: as WebVTT
       mcap   sound, pictures and text for Foxglove and other readers of MCAP
       jsonl  the time line: a line for each sound, picture, text, loss and refusal
+      chat   words, calls of tools and results, in OpenAI's format for training chat models
       txt    the conversation as an asciicast: asciinema play FILE (also .cast)
       dataset  the seconds of a duplex session for a trainer, as a shard of WebDataset (.tar)
 

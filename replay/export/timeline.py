@@ -41,7 +41,7 @@ from protocol.values import messages as ms
 from protocol.values import model
 from protocol.values import openai as oa
 from protocol.values.limits import NS_PER_S
-from protocol.values.model import SAMPLE_BYTES, ToolResult
+from protocol.values.model import SAMPLE_BYTES, ToolCall, ToolResult
 from protocol.values.modes import OF_MODE
 from protocol.values.requests import Append, AppendSound, Ask, ClientMessage, See, TextPart
 from protocol.wire.audio import to_float32
@@ -51,6 +51,7 @@ from recorder.format.steps import Step
 from recorder.read.scan import Damage
 from runtime.measures import placing
 from runtime.measures.placing import Line, Positions, Sound, Stretch, Voice
+from runtime.measures.tools import CallStory
 
 from ..rerun.logic import Replayer
 from ..story.exchanges import asked_texts, calls_text
@@ -69,7 +70,8 @@ class Words:
     `begin_ns`: when its sound begins; without one, `at_ns`, or the end of the sound that it
     transcribes. `end_ns`: when its sound is over; None without one. `response_id`: the model's
     turn; pieces of one turn are joined without a separator. `is_transcribed`: another model wrote
-    it down. `seq`: of the record that the text is in.
+    it down. `tools`: the calls that the text stands for, or their results. `seq`: of the record
+    that it is in.
     """
 
     voice: Voice
@@ -79,6 +81,7 @@ class Words:
     text: str
     response_id: str = ""
     is_transcribed: bool = False
+    tools: tuple[ToolCall | ToolResult, ...] = ()
     seq: int = 0
 
     @property
@@ -312,6 +315,7 @@ class Timeline:
     `head` holds the fields of the log's `session` record, `items` its records in order and its
     damage. `story` reads the log, if it is read for other purposes too. `request` and `messages`
     are what the last record held: a frame is read once, as sound in pieces is resampled by that.
+    `asked` is the last question of a chat, or the last one that offers tools.
     `duration_ns` is to the end of all that was read so far, sound included.
     """
 
@@ -322,6 +326,7 @@ class Timeline:
         self.story: Final = SessionStory(Replayer(go_on=True)) if story is None else story
         self.request: ClientMessage | None = None
         self.messages: Sequence[ms.ServerMessage] = ()
+        self.asked: Ask | None = None
         self.duration_ns = 0
         self._items = items
         self._holding: Final = Holding()
@@ -419,6 +424,8 @@ class Timeline:
         self.messages = wire.messages(passage.frame) if kind == "tx" and passage.frame else ()
         is_request = kind == "rx" and passage.short is None and passage.frame
         self.request = wire.request(passage.frame) if is_request else None
+        for call in passage.calls:
+            self._take_call(call)
         fields = passage.record.fields
         self.duration_ns = max(self.duration_ns, self._now_ns)
         if self._texts and self._now_ns - self._texts[0].at_ns > (HOLD_NS if self._is_chat else 0):
@@ -483,13 +490,27 @@ class Timeline:
         text = "\n".join(asked_texts(parts))
         self._streamed = ""
         self._asked_ns = None
+        self.asked = ask if ask.tools or self.asked is None else self.asked
         if text:
-            self._holding.add(self._words("user", text))
+            given = (part for message in ask.messages for part in message.content)
+            results = tuple(part for part in given if isinstance(part, ToolResult))
+            self._holding.add(attrs.evolve(self._words("user", text), tools=results))
         if (
             not all(isinstance(part, TextPart | ToolResult) for part in parts)
             and self.story.is_in_step
         ):
             self._asked_ns = self._now_ns
+
+    def _take_call(self, story: CallStory) -> None:
+        """Add a call of a tool, in a duplex session, or its result."""
+        if story.ended_ns is not None:
+            result = ToolResult(call_id=story.call, output=story.result)
+            words = self._words("user", "".join(asked_texts((result,))))
+            self._holding.add(attrs.evolve(words, tools=(result,)))
+        elif story.name:
+            call = ToolCall(id=story.call, name=story.name, arguments=story.arguments)
+            words = self._words("model", calls_text((call,)), story.call)
+            self._holding.add(attrs.evolve(words, tools=(call,)))
 
     def _take_question(self, step: Step) -> None:
         for effect in step.effects:
@@ -523,9 +544,6 @@ class Timeline:
                 begin_ns = max(self._now_ns, self.story.dictated.fed_ns)
                 self._holding.add(attrs.evolve(words, begin_ns=begin_ns))
                 return
-            case ms.ToolCalled(call=call):
-                self._holding.add(self._words("model", calls_text((call,)), call.id))
-                return
             case ms.Speech() | ms.Delta():
                 self._is_chat = isinstance(message, ms.Delta)
                 self._streamed += message.text if self._is_chat else ""
@@ -534,7 +552,9 @@ class Timeline:
                 return
             case ms.Response(text=text, pcm=pcm, response_id=response_id, tool_calls=calls):
                 self._speak(text[len(self._streamed) :], pcm, response_id)
-                self._speak(calls_text(calls), b"", response_id)
+                if calls:
+                    words = self._words("model", calls_text(calls), response_id)
+                    self._texts.append(attrs.evolve(words, tools=calls))
             case oa.ReplyStep(kind="text_delta", text=text, response_id=response_id):
                 self._speak(text, b"", response_id)
                 return

@@ -16,6 +16,7 @@ from rich.console import RenderableType
 
 from protocol.values.limits import MS_PER_S, NS_PER_S
 from recorder.format.format import SUFFIX
+from runtime.measures.tools import CallStory
 
 from ..rerun.difference import NOTHING, label, show
 from ..rerun.report import EXIT_CODES, Divergence, FullReport, Maker, Outcome, ReplayReport
@@ -23,7 +24,7 @@ from ..shared.commands import table
 from ..shared.recordings import show_ms, show_seconds
 from ..story.exchanges import Exchange, calls_text
 from ..story.inspect import Inspection, UtteranceStory
-from ..story.reading import Absence, CallStory, Mark, Move, Playback
+from ..story.reading import Absence, Mark, Move, Playback
 from .keep import SHOWN_MAX, damage_lines
 
 ROWS_MAX: Final = 40

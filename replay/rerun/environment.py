@@ -17,6 +17,7 @@ from protocol.values.limits import VOICE_STEPS
 from recorder.format.records import Fields
 from runtime.model.backends.base import Backend, BackendInfo
 from runtime.model.models import load_backend
+from runtime.settings.settings import QUANTIZATIONS
 
 from ..shared.fields import below, typed
 from .report import Mismatch
@@ -53,6 +54,7 @@ class Loading:
     deterministic: bool = False
     slots: int = 1
     voice_steps: int = VOICE_STEPS
+    quantize: str | None = None
 
     def load(self) -> Backend:
         """Load it, with one slot for replay; `ValueError` if it is not available here."""
@@ -64,6 +66,7 @@ class Loading:
             deterministic=self.deterministic,
             is_live=self.slots == 1,
             voice_steps=self.voice_steps,
+            quantize=self.quantize,
         )
 
 
@@ -76,12 +79,14 @@ def loading_of(head: Fields, name: str) -> Loading:
     is_exact = below(head, "config").get("deterministic") is True
     where = "cpu" if device == "cpu" else _gpu()
     steps = typed(fingerprint, "voice_steps", str) or ""
+    quantize = typed(fingerprint, "quantize", str)
     return Loading(
         name,
         device=where,
         dtype=DTYPES.get(dtype),
         deterministic=is_exact and where == "cuda",
         voice_steps=int(steps) if re.fullmatch("[1-9][0-9]?", steps) else VOICE_STEPS,
+        quantize=quantize if quantize in QUANTIZATIONS else None,
     )
 
 

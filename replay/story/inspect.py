@@ -19,6 +19,7 @@ from recorder.format.records import Fields, Record
 from recorder.read.scan import Damage
 from recorder.storage.marks import Marks
 from recorder.storage.summary import WALL_MS_MAX, session_id_in
+from runtime.measures.tools import CallStory
 
 from ..rerun.environment import model_of
 from ..rerun.logic import Replayer
@@ -103,7 +104,7 @@ class Inspection:
     absences: tuple[reading.Absence, ...]
     playback: tuple[reading.Playback, ...]
     said: tuple[reading.UserWords, ...]
-    calls: tuple[reading.CallStory, ...]
+    calls: tuple[CallStory, ...]
     errors: tuple[reading.ErrorSent, ...]
     marks: tuple[reading.Mark, ...]
     end: reading.End

@@ -22,7 +22,7 @@ from protocol.values import events as ev
 from protocol.values.errors import CLOSE_NORMAL
 from protocol.values.limits import NS_PER_S
 from protocol.values.messages import ErrorReport
-from protocol.values.model import INPUT_RATE_HZ, UNIT_SAMPLES, DuplexConfig, Opened
+from protocol.values.model import INPUT_RATE_HZ, UNIT_SAMPLES, DuplexConfig, Opened, UnitInput
 from protocol.values.omni import Acknowledged
 from protocol.values.requests import Played
 from protocol.values.state import State
@@ -33,6 +33,7 @@ from recorder.format.records import Fields, Record
 from recorder.format.steps import Step
 from recorder.read.reader import RESTARTED
 from recorder.read.scan import Damage
+from runtime.measures.tools import CallStories, CallStory
 
 from ..rerun.difference import label
 from ..rerun.logic import Replayer
@@ -147,61 +148,6 @@ class UserWords:
     end_ms: int
     text: str
     is_whole: bool = attrs.field(default=False, eq=False)
-
-
-@attrs.frozen(kw_only=True)
-class CallStory:
-    """A call of a tool in a duplex session.
-
-    Attributes:
-        at_ns: when it was sent; of one that was not, when its error was fed.
-        ended_ns: when its result, or an error in its place, was fed to the model, if it was.
-        spoken_ns: when the model spoke next, if it did.
-        result: what was fed.
-    """
-
-    at_ns: int
-    call: str
-    name: str = ""
-    arguments: str = ""
-    ended_ns: int | None = None
-    spoken_ns: int | None = None
-    result: str = ""
-
-
-class CallStories:
-    """Follows the calls of a duplex session, by the model's names of them."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, CallStory] = {}
-        self._made = 0
-
-    def take(self, event: ev.Event) -> None:
-        """Take an event: what the model did in silence, or said."""
-        match event:
-            case ev.FinalizeDone(at_ns=at_ns, finalized=done) if done.silent is not None:
-                for span in done.silent.spans:
-                    if span.kind == "call":
-                        self._made += 1
-                        call = f"t{self._made}"
-                        name, arguments = span.name, span.arguments
-                        story = CallStory(at_ns=at_ns, call=call, name=name, arguments=arguments)
-                        self.found[call] = story
-            case ev.UnitDone(at_ns=at_ns, result=result) if not result.is_listen:
-                for story in self.found.values():
-                    if story.ended_ns is not None and story.spoken_ns is None:
-                        self.found[story.call] = attrs.evolve(story, spoken_ns=at_ns)
-
-    def fed(self, unit: Fields, at_ns: int) -> None:
-        """Take the events that a unit feeds, as in `StartUnit`."""
-        inputs = unit.get("inputs")
-        for each in inputs if isinstance(inputs, list | tuple) else ():
-            if not isinstance(each, Mapping) or each.get("kind") != "result":
-                continue
-            story = self.found.get(str(each.get("call")))
-            if story is not None:
-                result = str(each.get("text", ""))
-                self.found[story.call] = attrs.evolve(story, ended_ns=at_ns, result=result)
 
 
 @attrs.frozen(kw_only=True)
@@ -341,6 +287,7 @@ class Passage:
         frame: of a `tx`, and of an `rx` that the session took whole; else empty.
         short: a refused message that the log keeps in part.
         ended: the exchange that is complete from here on.
+        calls: calls of tools that are made in it, or whose result it gives to the model.
     """
 
     record: Record
@@ -350,6 +297,7 @@ class Passage:
     frame: str = ""
     short: ShortenedFrame | None = None
     ended: Exchange | None = None
+    calls: tuple[CallStory, ...] = ()
 
 
 class SessionStory:
@@ -447,6 +395,10 @@ class SessionStory:
                 self._spoken_ms += spoken_ms(ended)
                 passage = attrs.evolve(passage, effect=name or "", ended=ended)
                 self._take_effect(passage.effect, item)
+                if name == "StartUnit":
+                    inputs = _results(below(item.fields, "unit").get("inputs"))
+                    fed = [it for each in inputs for it in self.calls.fed(each, item.at_ns)]
+                    passage = attrs.evolve(passage, calls=tuple(fed))
             case "rx":
                 is_shown = step is not None and any(
                     isinstance(it, ef.DecodeMedia) for it in step.effects
@@ -464,7 +416,8 @@ class SessionStory:
                 event = step.event if step is not None else event_in(item)
                 if event is not None:
                     self._take_event(event, item.seq)
-                    passage = attrs.evolve(passage, event=event)
+                    calls = tuple(self.calls.take(event))
+                    passage = attrs.evolve(passage, event=event, calls=calls)
         return passage
 
     # -- frames ---------------------------------------------------------------------------------
@@ -545,7 +498,6 @@ class SessionStory:
 
     def _take_event(self, event: ev.Event, seq: int) -> None:
         self.absences.take(event, seq)
-        self.calls.take(event)
         match event:
             case ev.BackendLost() | ev.LeaseRevoked():
                 self._take_loss(event, seq)
@@ -621,8 +573,6 @@ class SessionStory:
                 self.absences.release(is_moving=self._is_moving)
             case "StartChunk":
                 self.dictated.write(fields.get("chunk"))
-            case "StartUnit":
-                self.calls.fed(below(fields, "unit"), record.at_ns)
             case "StartFinalize":
                 self.exchanges.withhold(fields)
             case "DropUnit":
@@ -637,6 +587,14 @@ class SessionStory:
                 code, reason = fields.get("code"), fields.get("reason")
                 if isinstance(code, int) and isinstance(reason, str):
                     self.end = attrs.evolve(self.end, close_code=code, close_reason=reason)
+
+
+def _results(inputs: object) -> Iterator[UnitInput]:
+    """The results among the events that a unit feeds."""
+    for each in inputs if isinstance(inputs, list | tuple) else ():
+        if isinstance(each, Mapping) and each.get("kind") == "result":
+            call, text = str(each.get("call")), str(each.get("text", ""))
+            yield UnitInput(kind="result", call=call, text=text)
 
 
 def event_in(record: Record) -> ev.Event | None:

@@ -26,7 +26,8 @@ from .gate import Denials, Denied, Gate, Headers
 from .keys import Key
 
 CALLS_PATH: Final = "/v1/realtime/calls"
-"""Takes a client secret as a WebSocket does."""
+LIVE_CALLS_PATH: Final = "/v1/live/sessions"
+"""They take a client secret as a WebSocket does."""
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 HEADERS: Final = (
     ("X-Content-Type-Options", "nosniff"),
@@ -88,7 +89,7 @@ class AccessMiddleware:
         if self._is_public(scope["path"]):
             self._gate.admit_page(headers, secure=self._secure)
             return scope
-        begins = scope["path"] == CALLS_PATH
+        begins = scope["path"] in (CALLS_PATH, LIVE_CALLS_PATH)
         principal = self._gate.admit_request(
             scope["method"], headers, secure=self._secure, begins=begins
         )

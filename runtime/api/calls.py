@@ -1,13 +1,14 @@
-"""Calls of browsers by WebRTC, as OpenAI's Realtime API has them: offers go to the door.
+"""Calls of browsers by WebRTC, as OpenAI's APIs have them: offers go to the door.
 
 | path | is | for |
 |---|---|---|
 | `POST /v1/realtime/calls` | answers the offer of a peer connection (SDP) | each key, and secret |
+| `POST /v1/live/sessions` | the same for OpenAI's Live API: `{"session", "transport": {"type": "webrtc", "sdp"}}` | each key |
 
 The body is the offer (`application/sdp`), or a form of `sdp` and `session`, its settings.
 `?model=` is as that of the WebSocket. The key is judged first, then the offer is read by the door
 (`antiphon door`), which begins a session with the same key.
-"""
+"""  # noqa: E501 - a table
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ from starlette.routing import Route
 
 from protocol.values.modes import Mode
 
-from ..access.middleware import CALLS_PATH
+from ..access.middleware import CALLS_PATH, LIVE_CALLS_PATH
 from ..link.address import connect, read_address
-from ..net.http import CodedError
+from ..net.http import CodedError, json_response
 from .local_client import RETRY
 from .openai import read_object
 from .requests import ConcurrencyLimit, check_names, read_body
@@ -54,7 +55,24 @@ class Calls:
 
     def routes(self) -> list[Route]:
         """The routes, for `http.make_app`."""
-        return [Route(CALLS_PATH, self._begin, methods=["POST"])]
+        return [
+            Route(CALLS_PATH, self._begin, methods=["POST"]),
+            Route(LIVE_CALLS_PATH, self._begin_live, methods=["POST"]),
+        ]
+
+    async def _begin_live(self, request: Request) -> Response:
+        self._check(request, "audio")
+        check_names(request, ())
+        with self._offers.take(request):
+            body = read_object(await read_body(request, OFFER_BYTES_MAX), OFFER_BYTES_MAX)
+            match body:
+                case {"session": dict(session), "transport": {"type": "webrtc", "sdp": str(sdp)}}:
+                    answer = await self._ask(request, sdp.encode(), session, is_live=True)
+                case _:
+                    text = "session and transport are needed, the transport is webrtc with an sdp"
+                    raise CodedError(HTTPStatus.BAD_REQUEST, "invalid_payload", text, "transport")
+        transport = {"type": "webrtc", "sdp": _sdp_of(answer)}
+        return json_response({"session": {"id": answer["call"]}, "transport": transport})
 
     async def _begin(self, request: Request) -> Response:
         self._check(request, "audio")
@@ -69,17 +87,20 @@ class Calls:
                 if "session" in fields:
                     session = read_object(fields["session"], OFFER_BYTES_MAX)
             answer = await self._ask(request, body, session)
-        if "sdp" not in answer:
-            raise CodedError(answer["status"], answer["code"], answer["message"])
         return Response(
-            answer["sdp"],
+            _sdp_of(answer),
             HTTPStatus.CREATED,
             {"Location": f"{CALLS_PATH}/{answer['call']}"},
             "application/sdp",
         )
 
     async def _ask(
-        self, request: Request, offer: bytes, session: Mapping[str, Any] | None
+        self,
+        request: Request,
+        offer: bytes,
+        session: Mapping[str, Any] | None,
+        *,
+        is_live: bool = False,
     ) -> dict[str, Any]:
         """Ask the door for an answer; raises `CodedError`."""
         if self._door is None:
@@ -88,7 +109,8 @@ class Calls:
         query = urlencode({"model": (session or {}).get("model", ""), **request.query_params})
         asked = {
             "sdp": offer.decode("utf-8", "replace"),
-            "target": f"/v1/realtime?{query}",
+            "target": LIVE_CALLS_PATH if is_live else f"/v1/realtime?{query}",
+            "is_live": is_live,
             "headers": {it: request.headers[it] for it in _SENT_ON if it in request.headers},
             "session": session,
         }
@@ -103,3 +125,10 @@ class Calls:
             status = HTTPStatus.SERVICE_UNAVAILABLE
             raise CodedError(status, "service_unavailable", text, headers=RETRY) from error
         return dict(orjson.loads(line))
+
+
+def _sdp_of(answer: Mapping[str, Any]) -> str:
+    """Read the door's answer; raises `CodedError` where there is none."""
+    if "sdp" not in answer:
+        raise CodedError(answer["status"], answer["code"], answer["message"])
+    return str(answer["sdp"])

@@ -32,11 +32,12 @@ from ..session.server import Server
 from .requests import in_thread
 
 APPS: Final = (
-    ("turnbased", "Turn-based Chat"),
-    ("omni", "Omni Full-Duplex"),
-    ("audio_duplex", "Audio Full-Duplex"),
+    ("turnbased", "/turnbased", "Turn-based Chat"),
+    ("half_duplex_audio", "/half_duplex", "Half-Duplex Audio"),
+    ("omni", "/omni", "Omni Full-Duplex"),
+    ("audio_duplex", "/audio_duplex", "Audio Full-Duplex"),
 )
-"""The pages that work: `half_duplex` has a protocol that is not spoken here."""
+"""The pages; one that is not listed leads to the start page."""
 ETA_S: Final = {f"eta_{name}_s": 0 for name in ("chat", "streaming", "half_duplex")} | {
     f"eta_{name}_duplex_s": 0 for name in ("audio", "omni")
 }
@@ -68,7 +69,7 @@ class DemoPages:
 
     def answers(self) -> Mapping[str, Answer]:
         """The answers by their paths; a file of the folder comes before its path's."""
-        apps = [{"app_id": it, "name": name, "route": f"/{it}"} for it, name in APPS]
+        apps = [{"app_id": it, "name": name, "route": route} for it, route, name in APPS]
         return {
             "/workers": self._list_workers,
             "/sessions": self._list_sessions,

@@ -28,15 +28,13 @@ import base64
 import hashlib
 import hmac
 import logging
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 from urllib.parse import parse_qsl
 from xml.sax.saxutils import quoteattr
 
-import orjson
 import pybase64
 from starlette.requests import Request
 from starlette.responses import Response
@@ -47,8 +45,8 @@ from protocol.values.utf8 import Received, Shortened
 from protocol.wire.codec import parse_frame
 
 from ..access.gate import Admitted, Denied, Gate, Headers, values_of
-from ..net.websocket import OnMessages, WebSocket
 from .requests import check_names, read_body
+from .translated import dump
 
 TWILIO_PATH: Final = "/v1/twilio"
 PARAMETERS: Final = ("instructions", "voice", "greet")
@@ -184,19 +182,13 @@ def _unsigned() -> Denied:
 
 
 class Call:
-    """The `WebSocket` of a call's session, which speaks `openai`; the one that it has is Twilio's.
+    """The `Translation` of a call, whose session speaks `openai`."""
 
-    What the session is asked for in answer to its own messages goes with the next message of the
-    caller, who sends fifty a second.
-    """
-
-    def __init__(self, websocket: WebSocket) -> None:
-        self._websocket = websocket
+    def __init__(self) -> None:
+        self.due: list[str] = []
         self._stream = ""
         self._is_open = False
         self._greets = False
-        self._unread: deque[Received] = deque()
-        self._due: list[str] = []
         self._item = ""
         self._sent_bytes = 0
         self._played_bytes = 0
@@ -204,25 +196,8 @@ class Call:
         self._cut: dict[str, Any] | None = None
         self._silenced = ""
 
-    # -- from the caller ------------------------------------------------------------------------
-
-    async def receive(self) -> Received:
-        """As `WebSocket`; each message is one of the session's, or none."""
-        while not self._unread:
-            self._unread.extend(self._received(await self._websocket.receive()))
-        return self._unread.popleft()
-
-    async def deliver(self, on_messages: OnMessages) -> NoReturn:
-        """As `WebSocket`."""
-
-        def take(*messages: Received) -> Any:
-            found = [it for message in messages for it in self._received(message)]
-            return on_messages(*found) if found else None
-
-        await self._websocket.deliver(take)
-
-    def _received(self, message: Received) -> list[Received]:
-        """Write a message of Twilio's as messages of the session."""
+    def received(self, message: Received) -> list[Received]:
+        """As `Translation`; what has no place here reaches the session, which refuses it."""
         if isinstance(message, Shortened):
             return [message]
         try:
@@ -231,26 +206,24 @@ class Call:
             return [message]
         match body:
             case {"event": "media", "media": {"payload": payload, "track": "inbound"}}:
-                asked = [_dump(type="input_audio_buffer.append", audio=payload)]
+                return [dump(type="input_audio_buffer.append", audio=payload)]
             case {"event": "media", "media": {"track": "outbound"}}:
-                asked = []
+                return []
             case {"event": "start", "streamSid": str(stream), "start": dict(start)}:
                 self._stream = stream
-                asked = [self._settings(start)]
+                settings = self._settings(start)
                 self._greet()
+                return [settings]
             case {"event": "mark", "mark": {"name": str(name)}}:
                 self._note_played(name)
-                asked = []
+                return []
             case {"event": "dtmf", "dtmf": {"digit": str(digit)}}:
                 part = {"type": "input_text", "text": f"[key {digit}]"}
                 item = {"type": "message", "role": "user", "content": [part]}
-                asked = [_dump(type="conversation.item.create", item=item)]
+                return [dump(type="conversation.item.create", item=item)]
             case {"event": "connected" | "stop"}:
-                asked = []
-            case _:
-                return [message]
-        due, self._due = self._due, []
-        return [*asked, *due]
+                return []
+        return [message]
 
     def _settings(self, start: Mapping[str, Any]) -> str:
         given = start.get("customParameters")
@@ -265,37 +238,21 @@ class Call:
         }
         if wanted.get("instructions"):
             session["instructions"] = wanted["instructions"]
-        return _dump(type="session.update", session=session)
+        return dump(type="session.update", session=session)
 
     def _greet(self) -> None:
         """Have the model speak first, once the session and its settings are there."""
         if self._is_open and self._greets:
             self._greets = False
-            self._due.append(_dump(type="response.create"))
+            self.due.append(dump(type="response.create"))
 
     def _note_played(self, name: str) -> None:
         item, _, end = name.partition(":")
         if item == self._item and end.isascii() and end.isdigit() and len(end) <= 12:
             self._played_bytes = min(max(self._played_bytes, int(end)), self._sent_bytes)
 
-    # -- to the caller --------------------------------------------------------------------------
-
-    async def send(self, *frames: str) -> None:
-        """As `WebSocket`."""
-        messages = [it for frame in frames for it in self._translate(orjson.loads(frame))]
-        if messages:
-            await self._websocket.send(*messages)
-
-    async def close(self, code: int, reason: str) -> None:
-        """As `WebSocket`."""
-        await self._websocket.close(code, reason)
-
-    async def abort(self) -> None:
-        """As `WebSocket`."""
-        await self._websocket.abort()
-
-    def _translate(self, body: dict[str, Any]) -> Iterator[str]:
-        """Write a message of the session as messages of Twilio's."""
+    def sent(self, body: dict[str, Any]) -> Iterator[str]:
+        """As `Translation`."""
         match body["type"]:
             case "session.created":
                 self._is_open = True
@@ -305,14 +262,14 @@ class Call:
             case "response.output_audio.delta" if body["item_id"] != self._silenced:
                 yield from self._speak(body["item_id"], pybase64.b64decode(body["delta"]))
             case "input_audio_buffer.speech_started" if self._played_bytes < self._sent_bytes:
-                yield _dump(event="clear", streamSid=self._stream)
+                yield dump(event="clear", streamSid=self._stream)
                 self._cut_off()
             case "response.done":
                 self._is_answering = False
             case "error":
                 _LOG.info("a call's session: %s", body["error"].get("code"))
         if self._cut is not None and not self._is_answering:
-            self._due.append(_dump(**self._cut))
+            self.due.append(dump(**self._cut))
             self._cut = None
 
     def _speak(self, item: str, sound: bytes) -> Iterator[str]:
@@ -321,11 +278,11 @@ class Call:
         for at in range(0, len(sound), PIECE_BYTES):
             piece = sound[at : at + PIECE_BYTES]
             payload = pybase64.b64encode(piece).decode()
-            yield _dump(event="media", streamSid=self._stream, media={"payload": payload})
+            yield dump(event="media", streamSid=self._stream, media={"payload": payload})
             self._sent_bytes += len(piece)
             if self._sent_bytes % MARK_BYTES == 0 or at + PIECE_BYTES >= len(sound):
                 mark = {"name": f"{item}:{self._sent_bytes}"}
-                yield _dump(event="mark", streamSid=self._stream, mark=mark)
+                yield dump(event="mark", streamSid=self._stream, mark=mark)
 
     def _cut_off(self) -> None:
         """Have the session forget what was not played, once the response is over.
@@ -340,7 +297,3 @@ class Call:
         }
         self._silenced, self._item = self._item, ""
         self._sent_bytes = self._played_bytes = 0
-
-
-def _dump(**body: Any) -> str:
-    return orjson.dumps(body).decode()

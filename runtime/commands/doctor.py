@@ -26,6 +26,7 @@ from protocol.values.limits import VOICE_STEPS
 
 from ..model.models import ModelUnknownError, ModelUnusableError, explained, model_folder
 from ..net.memory import importing
+from ..settings.settings import QUANTIZATIONS
 from ..settings.sources import loading_options
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class Question:
     slots: int | None = None
     deterministic: bool = False
     voice_steps: int = VOICE_STEPS
+    quantize: str | None = None
 
 
 def examine(question: Question) -> Diagnosis:
@@ -201,9 +203,9 @@ class _Visit:
         yield Finding(check="config", state="ok", says=says)
 
     def _weights(self, config: ModelConfig) -> Iterator[Finding]:
-        from ..model.backends.minicpmo.checkpoint import shapes, survey, weight_files
+        from ..model.backends.minicpmo.checkpoint import expected, survey, weight_files
 
-        found = survey(shapes(config), self._folder)
+        found = survey(expected(config, self._folder), self._folder)
         size = sum(path.stat().st_size for path in weight_files(self._folder))
         for problem in found.problems:
             do = "config.json and the weights differ in version: take both from the same source"
@@ -257,31 +259,48 @@ class _Visit:
         return Finding(check="device", state="ok", says=says)
 
     def _plan(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Finding:
-        from ..model.backends.minicpmo.device import free_bytes, plan
-        from ..model.backends.minicpmo.model import VOCODER
-        from ..model.backends.minicpmo.voices import planned
+        from ..model.backends.minicpmo.device import free_bytes
 
-        needs = plan(config, dtype)
-        with suppress(ModelUnusableError), explained(self._folder):  # Its own finding says it.
-            needs = planned(needs, self._folder / VOCODER, dtype, self.question.voice_steps)
+        asked = self.question.quantize
+        try:
+            needs = self._needs(config, dtype, asked)
+        except ValueError as error:
+            return Finding(check="memory", state="problem", says=str(error), do=OPTIONS)
         self.parts = [
             Part(name=name, parameters=count, weight_bytes=needs.weight_bytes[name])
             for name, count in needs.parameters.items()
         ]
-        self.memory = _memory(needs, free_bytes(device), device)
+        free = free_bytes(device)
+        self.memory = _memory(needs, free, device)
+        others = [name for name in QUANTIZATIONS if config.quantization is None and name != asked]
+        quantized = ", ".join(
+            f"{name} {self._needs(config, dtype, name).slots_that_fit(free, device)}"
+            for name in others
+        )
         each, fit = _gb(self.memory.session_bytes_total), self.memory.slots_fit
         voices = self.memory.voices_bytes
         says = (
             f"weights {_gb(self.memory.weight_bytes)}, "
             f"{f'{_gb(voices)} on the host to read voices, ' * bool(voices)}a session {each}; "
             f"{_gb(self.memory.free_bytes)} free: {fit} sessions fit"
+            f"{f' (with --quantize: {quantized})' * bool(quantized)}"
         )
         wanted = self.question.slots or 1
         if fit < wanted:
             do = f"ask for at most {fit} slots, or " if fit else ""
-            do += f"free memory, or take a smaller --dtype or another device ({OPTIONS})"
+            do += f"free memory, or take --quantize, a smaller --dtype, another device ({OPTIONS})"
             return Finding(check="memory", state="problem", says=says, do=do)
         return Finding(check="memory", state="ok", says=says)
+
+    def _needs(self, config: ModelConfig, dtype: torch.dtype, quantize: str | None) -> MemoryPlan:
+        from ..model.backends.minicpmo.device import plan
+        from ..model.backends.minicpmo.model import VOCODER
+        from ..model.backends.minicpmo.voices import planned
+
+        needs = plan(config, dtype, quantize)
+        with suppress(ModelUnusableError), explained(self._folder):  # Its own finding says it.
+            needs = planned(needs, self._folder / VOCODER, dtype, self.question.voice_steps)
+        return needs
 
     def _replay(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Finding:
         """Whether a session's bytes depend on the other sessions."""
@@ -311,9 +330,11 @@ class _Visit:
     ) -> bool:
         from ..model.backends.minicpmo.checkpoint import build_parts
         from ..model.backends.minicpmo.machine import rows_are_independent
+        from ..model.backends.minicpmo.quantized import chosen
 
         with explained(self._folder):
-            return rows_are_independent(build_parts(config, dtype, device))
+            how = chosen(config.quantization, self.question.quantize)
+            return rows_are_independent(build_parts(config, dtype, device, how))
 
 
 def _memory(needs: MemoryPlan, free: int, device: torch.device) -> Memory:

@@ -259,9 +259,13 @@ CAPTURED_S_MAX: Final = 3
 
 
 class Devices:
-    """The default microphone (16 kHz mono) and loudspeaker (24 kHz mono), while it is entered."""
+    """The default microphone (16 kHz mono) and loudspeaker (24 kHz mono), while it is entered.
+
+    `UnusableError` without sounddevice or PortAudio, and when it is entered without a device.
+    """
 
     def __init__(self) -> None:
+        self._package: Final = _sounddevice()
         self._lock: Final = threading.Lock()
         self._captured = bytearray()
         self._played = bytearray()
@@ -269,8 +273,8 @@ class Devices:
         self._amid_turn = False
 
     def __enter__(self) -> Self:
-        """Open both; `UnusableError` without sounddevice, PortAudio or a device."""
-        sound = _sounddevice()
+        """Open both."""
+        sound = self._package
         try:
             self._open(sound.RawInputStream, INPUT_RATE_HZ, self._capture)
             self._open(sound.RawOutputStream, OUTPUT_RATE_HZ, self._sound)

@@ -123,6 +123,7 @@ def load_backend(
     deterministic: bool = False,
     is_live: bool = True,
     voice_steps: int = VOICE_STEPS,
+    quantize: str | None = None,
 ) -> Backend:
     """Load a model.
 
@@ -138,13 +139,16 @@ def load_backend(
             says whether they do (`require_deterministic`).
         is_live: False: an engine may hold sessions back, so that they are computed together.
         voice_steps: of the flow of a folder's published voice.
+        quantize: one of their `QUANTIZATIONS`, for the weights of a folder's language model.
 
     Raises:
         ModelUnknownError: there is no model of that name.
-        ModelUnusableError: the folder cannot be served here.
+        ModelUnusableError: the folder cannot be served here, or the model cannot be quantised.
         ValueError: the device or the format is not available here.
         DeviceLost: the process lost the device.
     """
+    if quantize is not None and (name in ("scripted", MOONSHINE) or is_installed(name)):
+        raise ModelUnusableError(f"{name} cannot be quantised: only the checkpoint in a folder can")
     if name == "scripted":
         scripted = partial(ScriptedBackend, duplex_tools=True)
         return scripted() if slots is None else scripted(slots=slots)
@@ -177,6 +181,7 @@ def load_backend(
         dtype=dtype,
         exact=deterministic,
         voice_steps=voice_steps,
+        quantize=quantize,
     )
     return EngineBackend(model, is_live=is_live)
 
@@ -201,6 +206,7 @@ async def load_backend_async(
     dtype: str | None = None,
     deterministic: bool = False,
     voice_steps: int = VOICE_STEPS,
+    quantize: str | None = None,
 ) -> Backend:
     """As `load_backend`, in a thread; cancelled, it returns at once and drops the model."""
     load = partial(
@@ -209,6 +215,7 @@ async def load_backend_async(
         dtype=dtype,
         deterministic=deterministic,
         voice_steps=voice_steps,
+        quantize=quantize,
     )
     return await to_thread.run_sync(load, name, slots, abandon_on_cancel=True)
 
@@ -257,6 +264,7 @@ def load_checkpoint(
     dtype: str | None,
     exact: bool = False,
     voice_steps: int = VOICE_STEPS,
+    quantize: str | None = None,
 ) -> DuplexModel:
     """Load the model of a checkpoint; arguments and errors as of `load_backend`.
 
@@ -279,10 +287,16 @@ def load_checkpoint(
     with _pointing_to_doctor(name), explained(folder), raising_device_lost():
         if slots is None:
             config = load_config(folder / "config.json")
-            needs = planned(plan(config, what), folder / VOCODER, what, voice_steps)
+            needs = planned(plan(config, what, quantize), folder / VOCODER, what, voice_steps)
             slots = min(slots_max, slots_that_fit(needs, where))
         return DuplexModel.load(
-            folder, slots=slots, device=where, dtype=what, exact=exact, voice_steps=voice_steps
+            folder,
+            slots=slots,
+            device=where,
+            dtype=what,
+            exact=exact,
+            voice_steps=voice_steps,
+            quantize=quantize,
         )
 
 

@@ -319,6 +319,7 @@ def model_options(settings: Settings, model: str) -> list[str]:
         ("--slots", settings.slots),
         ("--device", settings.device),
         ("--dtype", settings.dtype),
+        ("--quantize", settings.quantize),
     ):
         options += [] if value is None else [flag, str(value)]
     options += ["--voice-steps", str(settings.voice_steps)]
@@ -430,6 +431,7 @@ class Embedded:
             dtype=settings.dtype,
             deterministic=settings.deterministic,
             voice_steps=settings.voice_steps,
+            quantize=settings.quantize,
         )
 
     async def load(self, place: int) -> Backend:

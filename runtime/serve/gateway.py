@@ -49,6 +49,7 @@ from ..access.keys import Key
 from ..access.middleware import AccessMiddleware, answer_denied, principal_of
 from ..api.calls import Calls
 from ..api.demo_pages import DemoPages
+from ..api.half_duplex import HALF_DUPLEX_PATH, HalfDuplex
 from ..api.local_client import LocalClient
 from ..api.marks import Marks
 from ..api.openai import OpenAIApi
@@ -59,6 +60,7 @@ from ..api.requests import ConcurrencyLimit, NotHere, in_thread
 from ..api.routes import Api, WorkersApi
 from ..api.sideband import Sideband, refused
 from ..api.tail import Tail, follow
+from ..api.translated import TranslatedWebSocket
 from ..api.twilio import TWILIO_PATH, Call, Twilio, read_auth_token
 from ..api.views import LoadViewer
 from ..api.voices import Voices
@@ -565,8 +567,7 @@ class Gateway:
             frame_bytes_max=OF_MODE[to.mode].frame_bytes_max,
             party=admitted.principal.name,
         )
-        if request.path == TWILIO_PATH:
-            websocket = Call(websocket)
+        websocket = _translated(request.path, websocket, to)
         server = self.server
         if server is None:
             await _turn_away(websocket, to, _UNAVAILABLE, LOADING)
@@ -643,6 +644,15 @@ class Gateway:
             on_left()
             if place is not None:
                 place.leave(is_refund=reason == "refused")
+
+
+def _translated(path: str, websocket: WebSocket, to: Route) -> WebSocket:
+    """Put another protocol in front of a session, where the address has one."""
+    if path == TWILIO_PATH:
+        return TranslatedWebSocket(websocket, Call())
+    if path.startswith(HALF_DUPLEX_PATH):
+        return TranslatedWebSocket(websocket, HalfDuplex(to.label))
+    return websocket
 
 
 def _bound(to: Route, admitted: Admitted) -> Route:

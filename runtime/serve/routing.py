@@ -9,6 +9,8 @@
 | `/ws/duplex/{label}` | `legacy-duplex`; the label's prefix says whether it has video (002) |
 | `/ws/duplex?session_id={label}` | the same, as a worker's own address: with a slot free, |
 | | `prepared` comes first, and the label may be left out (002) |
+| `/ws/half_duplex/{label}` | `legacy-duplex`, behind the half-duplex page of the |
+| | demo (`api.half_duplex`) |
 | `/ws/chat` | `legacy-chat` (004) |
 | `/v1/live/sessions` | `live` |
 | `/v1/live/sessions/{id}/fork` | `live`, from the past of a recorded session, before unit `?at=` |
@@ -44,6 +46,7 @@ from protocol.wire.dialects.base import Dialect
 from protocol.wire.dialects.opening import OPENING
 
 from ..access.gate import OPENAI_SUBPROTOCOL
+from ..api.half_duplex import HALF_DUPLEX_PATH
 from ..api.twilio import TWILIO_PATH
 from ..session.setup import Arrival
 
@@ -200,6 +203,9 @@ def _address(
     if path == DUPLEX_PATH.rstrip("/"):
         labels = query.get("session_id", ("",))
         return _duplex(labels[0] if len(labels) == 1 else "/", modes, quiet=True)
+    if path.startswith(HALF_DUPLEX_PATH):
+        half = _duplex(path.removeprefix(HALF_DUPLEX_PATH), modes, quiet=False)
+        return attrs.evolve(half, mode=_served("audio", modes))
     if path.startswith(DUPLEX_PATH):
         return _duplex(path.removeprefix(DUPLEX_PATH), modes, quiet=False)
     paths = f"{REALTIME_PATH}, {LIVE_PATH}, {DUPLEX_PATH}{{session_id}} and {CHAT_PATH}"

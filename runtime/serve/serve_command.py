@@ -48,7 +48,7 @@ _logger: Final = logging.getLogger("antiphon.serve")
 # -- checks of the settings ------------------------------------------------------------------------
 
 
-_OF_WORKERS: Final = ("isolate", "workers", "slots", "device", "dtype")
+_OF_WORKERS: Final = ("isolate", "workers", "slots", "device", "dtype", "quantize")
 """Settings of a model, which a server with workers elsewhere does not load."""
 NOTICE_CHARS_MAX: Final = 2_000
 """A page of text: longer than clients read before speaking; each session's log holds it."""
@@ -250,6 +250,7 @@ def serve_command(
     \b
     Clients of the older protocols connect to
       /ws/duplex/{session_id}   full duplex; ids that begin with adx_ or audio_duplex have no video
+      /ws/half_duplex/{id}      the half-duplex page of MiniCPM-o's demo
       /ws/chat                  one question a connection
 
     It says "loading MODEL", then "listening on URL" and "ready" when sessions are taken. The same

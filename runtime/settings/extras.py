@@ -31,6 +31,7 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "vad": ("silero_vad",),
         "voice": ("onnxruntime",),
         "duplex-tools": ("minicpm_o5_sdk",),
+        "mcp": ("mcp",),
         "words": ("moonshine_voice",),
         "ray": ("ray",),
         "store": ("obstore",),

@@ -297,6 +297,7 @@ _READERS: Final[Mapping[Kind, Callable[[Setting, object], object]]] = MappingPro
 DEFAULT_PORT: Final = 8006
 DEVICES: Final = ("cpu", "cuda")
 DTYPES: Final = ("fp32", "fp16", "bf16")
+QUANTIZATIONS: Final = ("int4", "int8")
 RECORDINGS: Final = Path("recordings")
 """The default folder of the logs: every session is recorded."""
 QUEUE_MAX: Final = 64
@@ -449,6 +450,13 @@ class Settings:
     )
     dtype: str | None = setting(
         None, "Format of weights and caches.", choices=DTYPES, unset="fp32 on cpu, bf16 on cuda"
+    )
+    quantize: str | None = setting(
+        None,
+        "Quantise the language model of a folder when it is loaded: by rounding to the nearest, "
+        "in groups of 128 weights. Checkpoints in AWQ's or GPTQ's form need no setting.",
+        choices=QUANTIZATIONS,
+        unset="as the files are",
     )
     deterministic: bool = setting(
         False,

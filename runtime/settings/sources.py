@@ -216,7 +216,9 @@ COMMON: Final = frozenset(
     }
 )
 """Options in `--help`: those that pages and most servers use. `--help-all` has the others too."""
-OF_LOADING: Final = frozenset({"model", "slots", "device", "dtype", "deterministic", "voice_steps"})
+OF_LOADING: Final = frozenset(
+    {"model", "slots", "device", "dtype", "quantize", "deterministic", "voice_steps"}
+)
 """Settings by which a model is loaded."""
 _ALL: Final = "antiphon.help_all"
 """The key of a context whose help shows all options."""

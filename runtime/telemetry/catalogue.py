@@ -323,6 +323,25 @@ CONVERSATION: Final[Mapping[str, Metric]] = {
         "Sound of the model in a session that answers no speech.",
         AMOUNT_BUCKETS_S,
     ),
+    "tool_calls": _times("tool_calls", "Calls of tools in duplex sessions."),
+    "tool_calls_unanswered": _times(
+        "tool_calls_unanswered", "Of these, calls without a result of the client."
+    ),
+    "tool_call_delay": _talk(
+        "tool_call_delay_seconds",
+        "From the end of the user's last speech before a call of a tool to the call.",
+        DELAY_BUCKETS_S,
+    ),
+    "tool_result_delay": _talk(
+        "tool_result_delay_seconds",
+        "From a call of a tool to the second that gives its result to the model.",
+        DELAY_BUCKETS_S,
+    ),
+    "tool_speech_delay": _talk(
+        "tool_speech_delay_seconds",
+        "From that second to the next one in which the model speaks.",
+        DELAY_BUCKETS_S,
+    ),
 }
 """By the measure of `antiphon eval` that each holds: of rates and amounts, that of a session."""
 

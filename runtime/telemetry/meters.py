@@ -46,6 +46,7 @@ from protocol.wire.dialects import DUPLEX_V1
 from ..measures.conversation import talk_scores
 from ..measures.measure import Ratio, Times, Value
 from ..measures.talk import ClientSound, Talk
+from ..measures.tools import CallStories, tool_scores
 from ..telemetry import catalogue as c
 from .catalogue import ALL, Metric
 from .watching import Shown
@@ -416,6 +417,7 @@ class TalkMeter:
     def __init__(self, instruments: ModeInstruments) -> None:
         self._instruments = instruments
         self._talk: Talk | None = None
+        self._calls = CallStories(keeps_texts=False)
         self._sound = ClientSound("audio", "realtime")
         self._now_ns = 0
 
@@ -451,9 +453,14 @@ class TalkMeter:
             talk.user.found(event)
         if session.accepted is not None:
             self._received(talk, at_ns, session.accepted, session)
+        self._calls.take(event)
         for effect in effects:
-            if isinstance(effect, ef.DetectSpeech):
-                talk.user.searched(at_ns, effect.at, effect.rate_hz, effect.silence_ms)
+            match effect:
+                case ef.DetectSpeech():
+                    talk.user.searched(at_ns, effect.at, effect.rate_hz, effect.silence_ms)
+                case ef.StartUnit(unit=unit):
+                    for each in unit.inputs:
+                        self._calls.fed(each, at_ns)
         for message in session.sent:
             self._take_message(talk, at_ns, message, session.dialect_name)
         if ef.StartUnit in map(type, effects):
@@ -475,9 +482,11 @@ class TalkMeter:
         """Measure the session."""
         if self._talk is not None:
             talk = self._talk.conversation(self._now_ns)
-            for name, value in ({} if talk.is_written else talk_scores(talk)).items():
+            found = tool_scores(self._calls.found.values(), talk.user)
+            found |= {} if talk.is_written else talk_scores(talk)
+            for name, value in found.items():
                 metric = c.CONVERSATION.get(name)
-                if metric is not None:
+                if metric is not None and value is not None:
                     for one in values_of(name, value):
                         self._count(metric, one)
 

@@ -47,6 +47,8 @@ const BACKOFF_MS_MAX = 30_000;
 const CLOSE_WAIT_MS = 10_000;
 /** Messages that the server has not acknowledged: eight minutes of sound; older ones are let go. */
 const KEPT_BYTES_MAX = 32 * 1024 * 1024;
+/** Of what a tool returned, in characters: a server takes no more. */
+const RESULT_CHARS_MAX = 4_096;
 /** For the first frame of a connection that comes back: a server answers at once. */
 const GREETING_MS = 10_000;
 /** Refusals: an `error`, then a close with 1013. */
@@ -69,8 +71,14 @@ const PASSING_CLOSE_CODES = [1001, 1006, 1011, 1012, 1013, 1014];
  * @typedef {{type: "going_away", secondsLeft: number}} GoingAwayEvent the server will shut down
  * @typedef {{type: "words", text: string, startMs: number, endMs: number}} WordsEvent what the user said, where the server
  *   has a transcriber: words, or a part of one
+ * @typedef {{type: "call", id: string, name: string, arguments: string, unit: number}} CallEvent the model calls a tool;
+ *   `arguments`: a JSON object, as text
  * @typedef {{type: "closed", reason: string}} ClosedEvent
- * @typedef {ListenEvent | SpeechEvent | ErrorEvent | GoingAwayEvent | WordsEvent | ClosedEvent} SessionEvent
+ * @typedef {ListenEvent | SpeechEvent | CallEvent | ErrorEvent | GoingAwayEvent | WordsEvent | ClosedEvent} SessionEvent
+ * @typedef {(given: any, call: CallEvent) => unknown} ToolFunction takes the arguments, and returns text, or what JSON can
+ *   hold, or a promise of that
+ * @typedef {ToolFunction | {description?: string, parameters?: object, run?: ToolFunction}} Tool `parameters`: a JSON
+ *   schema; without `run` the program answers its calls by `giveResult`
  * @typedef {{prompt_tokens: number, completion_tokens: number, total_tokens: number}} Usage
  * @typedef {{type: "delta", text: string} | ErrorEvent
  *   | {type: "done", text: string, usage: Usage}} TranscriptEvent `done` ends an utterance
@@ -82,9 +90,9 @@ const PASSING_CLOSE_CODES = [1001, 1006, 1011, 1012, 1013, 1014];
  * @typedef {{type: string, [field: string]: unknown}} Content `data` may be bytes or samples
  * @typedef {{role: "system" | "user" | "assistant" | "tool", content?: string | Content[] | null,
  *   tool_calls?: ToolCall[], tool_call_id?: string}} Message
- * @typedef {{sessionId: string, recording?: string, recordingId: string,
- *   recordingNotice: string}} Created `recordingId` and `recordingNotice` are empty where there is none; a
- *   transcription does not say `recording`
+ * @typedef {{sessionId: string, recording?: string, recordingId: string, recordingNotice: string,
+ *   tools?: "called" | "not_called"}} Created `recordingId` and `recordingNotice` are empty where there is none; a
+ *   transcription does not say `recording`; `tools`: whether the model calls those that it was offered
  * @typedef {{
  *   readyState: number, bufferedAmount: number, binaryType: any,
  *   send(data: string): void, close(code?: number, reason?: string): void,
@@ -95,12 +103,14 @@ const PASSING_CLOSE_CODES = [1001, 1006, 1011, 1012, 1013, 1014];
  * @typedef {object} Options
  * @property {"audio" | "video" | "chat" | "transcription"} mode what the session carries
  * @property {"realtime" | "live"} [dialect] `live`: OpenAI's Live API, for mode `audio`, with `model` and
- *   without `config`, `voice`, `fork`, `onSent`, `interrupt`, `acknowledge` and the reason of a close
+ *   without `config`, `voice`, `tools`, `fork`, `onSent`, `interrupt`, `acknowledge` and the reason of a close
  * @property {string} [model] of `live`, which needs it, and of a transcription: by a name that the server knows it by;
  *   without it a transcription takes the server's
  * @property {string} [instructions] the system prompt; in chat a message says it
  * @property {object} [config] inference settings, as on the wire
  * @property {{ref_audio_base64?: string, tts_ref_audio_base64?: string}} [voice] as on the wire
+ * @property {Record<string, Tool>} [tools] functions that the model of a duplex session may call, by name: they run
+ *   while the session is read, and what they return goes back by itself. In chat each question has its own
  * @property {boolean} [record] false: the session is not to be recorded; a server that must refuses
  * @property {(place: QueuePlace) => void} [onQueue] is told each place in the queue
  * @property {(event: any) => void} [onEvent] is told what happens, instead of the iterator
@@ -448,11 +458,13 @@ export class DuplexSession {
   #sentUnits = 0;
   #onSent;
   #dialect;
+  #tools;
 
   /** @param {Channel} channel @param {Created} created @param {Options} options */
   constructor(channel, created, options) {
     this.#channel = channel;
     this.#onSent = options.onSent;
+    this.#tools = new Map(Object.entries(options.tools ?? {}));
     this.#dialect = dialectOf(options);
     this.created = created;
     this.mode = options.mode;
@@ -496,6 +508,22 @@ export class DuplexSession {
   }
 
   /**
+   * Return what a tool without a function came to.
+   * @param {string} id of the call
+   * @param {string} output up to 4096 characters
+   */
+  giveResult(id, output) {
+    this.#must("tools");
+    this.#channel.send({ type: "input.tool_result", tool_call_id: id, content: output });
+  }
+
+  /** Tell the model of an event, with the next second of sound. @param {string} text */
+  tell(text) {
+    this.#must("tools");
+    this.#channel.send({ type: "input.standalone", content: text });
+  }
+
+  /**
    * Say how much of the session's speech was played; the recording keeps it.
    * @param {number} playedMs since the session began
    */
@@ -523,8 +551,26 @@ export class DuplexSession {
   async *[Symbol.asyncIterator]() {
     for (let event; (event = await this.#channel.receive()) !== null; ) {
       const said = this.#dialect.read(event);
+      if (said?.type === "call") this.#answer(said);
       if (said) yield said;
     }
+  }
+
+  /** Run the function of a call, and return what it came to; an exception too. @param {CallEvent} call */
+  async #answer(call) {
+    const tool = this.#tools.get(call.name);
+    const run = typeof tool === "function" ? tool : tool?.run;
+    if (!run) return;
+    let output = "";
+    try {
+      const made = await run(JSON.parse(call.arguments), call);
+      output = typeof made === "string" ? made : (JSON.stringify(made) ?? "null");
+    } catch (error) {
+      output = `error: ${/** @type {any} */ (error)?.message ?? error}`;
+    }
+    try {
+      this.giveResult(call.id, [...output.slice(0, 2 * RESULT_CHARS_MAX)].slice(0, RESULT_CHARS_MAX).join(""));
+    } catch {} // the session is over, and its reader is told
   }
 
   /** @param {string[]} frames */
@@ -591,8 +637,12 @@ const DIALECTS = {
     path: "/v1/realtime",
     query: "mode",
     lacks: [],
-    init: ({ mode, instructions = "", config, voice, record }) => {
-      const wishes = mode === "chat" ? {} : { system_prompt: instructions, config, voice };
+    init: ({ mode, instructions = "", config, voice, tools, record }) => {
+      const offered = tools && Object.entries(tools).map(([name, tool]) => {
+        const { description, parameters } = typeof tool === "function" ? {} : tool;
+        return { type: "function", function: { name, description, parameters } };
+      });
+      const wishes = mode === "chat" ? {} : { system_prompt: instructions, config, voice, tools: offered };
       return { type: "session.init", payload: { ...wishes, record, notices: true } };
     },
     created: (event) => event.type === "session.created" && {
@@ -600,6 +650,7 @@ const DIALECTS = {
       ...(event.session_id && { recording: event.recording ?? "off" }), // a transcription is not told
       recordingId: event.recording_id ?? "",
       recordingNotice: event.recording_notice ?? "",
+      ...(event.tools && { tools: event.tools }),
     },
     append: (samples, more) => ({ type: "input.append", input: { audio: encodeBase64(samples), ...more } }),
     read: readEvent,
@@ -607,7 +658,7 @@ const DIALECTS = {
   live: {
     path: "/v1/live/sessions",
     query: "",
-    lacks: ["config", "voice", "fork", "onSent", "interrupt", "acknowledge", "reason"],
+    lacks: ["config", "voice", "tools", "fork", "onSent", "interrupt", "acknowledge", "reason"],
     init: ({ model, instructions, record }) => {
       const format = { type: "audio/pcm", rate: UNIT_SAMPLES };
       return { type: "session.start", session: { model, instructions, audio: { format }, store: record } };
@@ -669,6 +720,8 @@ function readEvent(event) {
         responseId: event.response_id,
         ...about,
       };
+    case "response.tool_call.done":
+      return { type: "call", id: event.tool_call_id, ...event.call, unit: event.unit_index };
     case "error":
       return errorEvent(event.error);
     case "session.input_transcript.delta":
@@ -916,6 +969,9 @@ export async function connect(url, options) {
   }
   if (options.mode === "transcription" && !options.model && options.record === false) {
     throw new MisuseError("a transcription that is not to be recorded needs a model");
+  }
+  if (options.tools && !["audio", "video"].includes(options.mode)) {
+    throw new MisuseError(`there are no tools in a session of mode=${options.mode}`);
   }
   const { dialect = "realtime", retries = 4, random = Math.random, signal } = options;
   const lacking = Object.keys(options).find((name) => dialectOf(options).lacks.includes(name));

@@ -55,6 +55,7 @@ const ACKNOWLEDGE_MS = 1000;
  * @property {{responseId: string, text: string}} turn the model has ended its turn
  * @property {{responseId: string, text: string, playedMs: number, cutMs: number, silentMs: number}} interrupted
  *   the turn was cut: so much was played and not, and so long after the event it was silent
+ * @property {import("./antiphon.js").CallEvent} call the model calls a tool: a function of `tools` runs by itself
  * @property {import("./echo.js").EchoEvent} echo the microphone was compared with the loudspeaker, after each two
  *   seconds of speech: `isHeard`, the model hears itself, and its user needs headphones
  * @property {import("./antiphon.js").ConnectionEvent} connection it is lost, or back
@@ -307,6 +308,8 @@ export class Conversation extends Emitter {
         return this.#speak(event);
       case "words":
         return this.emit("words", event);
+      case "call":
+        return this.emit("call", event);
       case "error":
         if (event.code === "inference_error")
           this.emit("unit", { kind: "failed", isLate: false, inputId: "", latencyMs: null, metrics: {} });

@@ -1,16 +1,16 @@
 """One call: a browser's peer connection on one side, a WebSocket of a gateway on the other.
 
-| the browser | the session (`openai`) |
-|---|---|
-| sound | `input_audio_buffer.append`, 20 ms each |
-| sound | `response.output_audio.delta` |
-| messages of the data channel | the same, without the formats of sound, which WebRTC has |
-| `output_audio_buffer.clear` | `conversation.item.truncate`: what was played |
+| the browser | a session of `openai` | of `live` |
+|---|---|---|
+| sound | `input_audio_buffer.append`, 20 ms each | `session.input_audio.append` |
+| sound | `response.output_audio.delta` | `session.output_audio.delta`, all the time |
+| messages of the data channel | the same, without formats: WebRTC has its own | the same |
+| `output_audio_buffer.clear` | `conversation.item.truncate`: what was played | |
 
-The door adds `output_audio_buffer.started`, `stopped` and `cleared`, as OpenAI's server does. When
-a response is cancelled, or the user speaks over the rest of one, what waits is not played, and the
-session hears how much was. At the end of a call the session's log has what was lost of its sound,
-in a `session.update` that changes nothing (`tracing`).
+To sessions of `openai` the door adds `output_audio_buffer.started`, `stopped` and `cleared`, as
+OpenAI's server does. When a response is cancelled, or the user speaks over the rest of one, what
+waits is not played, and the session hears how much was. At the end of a call the session's log has
+what was lost of its sound, in a `session.update` that changes nothing (`tracing`).
 """
 
 from __future__ import annotations
@@ -37,8 +37,13 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from .offer import Offer, OfferError
-from .sound import VOICE_S_MAX, Intake, Voice
+from .sound import RATE_HZ, VOICE_S_MAX, Intake, Voice
 
+LIVE_FORMAT: Final = {"type": "audio/pcm", "rate": RATE_HZ}
+LIVE_APPEND: Final = "session.input_audio.append"
+LIVE_DELTA: Final = "session.output_audio.delta"
+START_S: Final = 12.0
+"""For a session of `live` to get its slot: its client waits for an answer to its request."""
 PIECE_S: Final = 0.02
 CONNECT_S: Final = 15.0
 """From the answer until the browser is connected."""
@@ -64,12 +69,22 @@ class Call:
         offer: of the browser.
         session: the WebSocket of its session, open.
         settings: of the session, or None.
+        is_live: whether the session is one of `live`, which begins before the offer is answered.
+
+    Attributes:
+        id: of the call; of a session of `live` its own.
     """
 
     def __init__(
-        self, offer: Offer, session: ClientConnection, settings: Mapping[str, Any] | None
+        self,
+        offer: Offer,
+        session: ClientConnection,
+        settings: Mapping[str, Any] | None,
+        *,
+        is_live: bool = False,
     ) -> None:
         self.id = f"rtc_{secrets.token_hex(12)}"
+        self._is_live = is_live
         self._offer = offer
         self._session = session
         self._settings = settings
@@ -85,6 +100,24 @@ class Call:
         self._is_answering = False
         self._response = ""
         self._playing = ""
+
+    async def begin_live(self) -> None:
+        """Begin the session of `live`; `OfferError`: it was refused."""
+        settings = dict(self._settings or {})
+        audio = settings.get("audio")
+        sound = {**(audio if isinstance(audio, dict) else {}), "format": LIVE_FORMAT}
+        await self._send({"type": "session.start", "session": {**settings, "audio": sound}})
+        self._settings = None
+        async with asyncio.timeout(START_S):
+            async for frame in self._session:
+                body = orjson.loads(frame)
+                if body["type"] == "error":
+                    raise OfferError(f"session: {body['error']['message']}")
+                self._show(body)
+                if body["type"] == "session.started":
+                    self.id = str(body["session"]["id"])
+                    return
+        raise OfferError("session: it ended before it began")
 
     async def answer(self) -> str:
         """Answer the offer (SDP); `OfferError`."""
@@ -137,7 +170,8 @@ class Call:
             await asyncio.sleep(PIECE_S)
             if pcm16 := self._intake.take(time.monotonic()):
                 audio = pybase64.b64encode_as_string(pcm16)
-                await self._send({"type": "input_audio_buffer.append", "audio": audio})
+                kind = LIVE_APPEND if self._is_live else "input_audio_buffer.append"
+                await self._send({"type": kind, "audio": audio})
 
     def _open_channel(self, channel: RTCDataChannel) -> None:
         if self._channel is None:
@@ -178,9 +212,9 @@ class Call:
         async for frame in self._session:
             body = orjson.loads(frame)
             kind = body.get("type")
-            if kind == "response.output_audio.delta":
-                self._response = body["response_id"]
-                self._voice.play(body["item_id"], pybase64.b64decode(body["delta"]))
+            if kind in ("response.output_audio.delta", LIVE_DELTA):
+                self._response = body.get("response_id", "")
+                self._voice.play(body.get("item_id", ""), pybase64.b64decode(body["delta"]))
                 if self._voice.waiting_s > VOICE_S_MAX:
                     raise CallLost("an answer came too fast")
                 continue
@@ -207,6 +241,8 @@ class Call:
         """Tell the browser when a response begins to be played, and when it was."""
         while True:
             await asyncio.sleep(PIECE_S)
+            if self._is_live:
+                continue
             if self._voice.is_playing and not self._playing:
                 self._playing = self._response
                 self._send_buffer_event("started", ends=False)
@@ -260,6 +296,9 @@ class Call:
             self._lost.set_result(why)
 
     async def _note_losses(self) -> None:
+        if self._is_live:  # no message of its protocol has a place for them
+            _LOG.info("call %s: %s", self.id, self._intake.losses)
+            return
         losses = {name: str(count) for name, count in attrs.asdict(self._intake.losses).items()}
         tracing = {"workflow_name": "webrtc", "group_id": self.id, "metadata": losses}
         session = {"type": "realtime", "tracing": tracing}

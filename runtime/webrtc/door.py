@@ -4,7 +4,7 @@ A gateway connects by TCP, sends one line of JSON, and gets one:
 
 | from | fields |
 |---|---|
-| gateway | `sdp`: the offer; `target`: path and query of the session; `headers`: of its handshake; `session`: its settings, or null |
+| gateway | `sdp`: the offer; `target`: path and query of the session; `headers`: of its handshake; `session`: its settings, or null; `is_live`: of `live` |
 | door | `sdp`: the answer, and `call`: its id; or `status`, `code` and `message`: why there is none |
 
 The gateway has judged the client's key, and judges it again as the session's WebSocket comes.
@@ -135,12 +135,19 @@ class Door:
             _LOG.warning("the gateway %s cannot be reached: %s", self._gateway, error)
             text = "the door cannot reach its gateway"
             return _refusal(HTTPStatus.BAD_GATEWAY, "service_unavailable", text)
-        call = Call(offer, session, asked.get("session"))
+        is_live = bool(asked.get("is_live"))
+        call = Call(offer, session, asked.get("session"), is_live=is_live)
         try:
+            if is_live:
+                await call.begin_live()
             sdp = await call.answer()
         except OfferError as error:
             await session.close()
             return _refusal(HTTPStatus.BAD_REQUEST, "invalid_offer", str(error))
+        except TimeoutError:
+            await session.close()
+            text = "all slots are taken, try again later"
+            return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, "worker_busy", text)
         task = asyncio.create_task(self._carry(call))
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)

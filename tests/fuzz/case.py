@@ -11,8 +11,9 @@ close: for readers, because only `await` waits. Further steps are:
 | `raw` | bytes, in hex, put on the connection unchanged, even within a message |
 
 Bodies hold markers, short JSON objects that stand for long values: those of `fixtures/wire`, and
-three more. `{"$head": media type}` is base64 of the head of a file, `{"$deep": n}` are n nested
-arrays, `{"$floats": [...]}` is base64 of these numbers, repeated for a second. An object is a
+four more. `{"$head": media type}` is base64 of the head of a file, `{"$deep": n}` are n nested
+arrays, `{"$floats": [...]}` is base64 of these numbers, repeated for a second, and `{"$call": n}`
+is the id of the n-th call of a tool that has come, or one that is unknown. An object is a
 marker if its first key names one and all its keys begin with `$`; a literal marker is sent as a
 text (`send_text`). A marker's size is bounded, and known before it is made.
 
@@ -49,7 +50,7 @@ from runtime.serve.routing import AUDIO_LABELS, CHAT_PATH, DUPLEX_PATH, LIVE_PAT
 MATERIAL_BYTES_MAX: Final = 8 * 1024 * 1024
 """A case's size with its markers replaced: parsers fail by form, and size has its own step."""
 KINDS: Final = (
-    *("$text", "$deep", "$pcm", "$floats", "$bytes", "$jpeg", "$wav", "$head", "$broken"),
+    *("$text", "$deep", "$pcm", "$floats", "$bytes", "$jpeg", "$wav", "$head", "$broken", "$call"),
 )
 """The first keys of markers."""
 DEPTH_MAX: Final = 300
@@ -59,19 +60,25 @@ MADE_MAX: Final = 64
 HEADS: Final[Mapping[str, bytes]] = {medium.name: medium.samples[0] for medium in MEDIA}
 
 
+NO_CALL: Final = "call_ffffffffffff"
+"""The id of a call that has not come."""
+
+
 class MarkerError(ValueError):
     """A marker is invalid."""
 
 
-def fill(value: Any) -> Any:
+def fill(value: Any, calls: Sequence[str] = ()) -> Any:
     """Replace the markers in JSON; raises `MarkerError` for an invalid one."""
     if isinstance(value, list):
-        return [fill(item) for item in value]
+        return [fill(item, calls) for item in value]
     if not isinstance(value, dict):
         return value
     if is_marker(value):
-        return _make(json.dumps(value))
-    return {key: fill(item) for key, item in value.items()}
+        number = value.get("$call")
+        is_known = isinstance(number, int) and 0 <= number < len(calls)
+        return calls[number] if is_known else _make(json.dumps(value))
+    return {key: fill(item, calls) for key, item in value.items()}
 
 
 def is_marker(value: object) -> bool:
@@ -122,6 +129,8 @@ def _make(text: str) -> Any:
     try:
         if "$text" in marker:
             return "a" * _size(marker["$text"])
+        if "$call" in marker:
+            return NO_CALL
         if "$deep" in marker:
             return _nest(min(_size(marker["$deep"]), DEPTH_MAX))
         before = str(marker.get("$before", ""))  # as in a data URL

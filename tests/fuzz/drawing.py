@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from protocol.values.limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN
+from protocol.values.limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN, CALL_RESULT_S
 from protocol.values.modes import Mode
 from protocol.values.requests import Request
 from protocol.values.state import ACCEPT, Gate, SessionKind, State, gate_of, judge, session_kind_of
@@ -331,6 +331,13 @@ MOVES: Final = (
     *("fault", "binary", "big", "wait"),
 )
 
+TOOLS: Final = ({"type": "function", "function": {"name": "clock"}},)
+TOOL_MOVES: Final = (*("second",) * 3, *("result",) * 4, "interrupt", "event", "late")
+"""What a client does with tools: late is past a call's deadline."""
+RESULTS: Final = st.sampled_from(
+    ("nine", "", CANARY, {"$text": 4_096}, {"$text": 4_097}, {"$text": 1_000_000}, *UNICODE)
+)
+
 Names = tuple[tuple[str, Mode], ...]
 
 
@@ -350,12 +357,14 @@ def cases(draw: st.DrawFn, names: Names, *, is_local: bool) -> Case:
     script, slots = "default", None
     if is_local and draw(st.integers(0, 3)) == 3:
         script = draw(st.sampled_from(tuple(SCRIPTS)))
+        plan.calls = script == "calls" and dialect in ("realtime", "duplex-v1")
+        plan.calls &= plan.session_kind is SessionKind.DUPLEX
     if is_local and plan.session_kind in HOLDING and draw(st.integers(0, 7)) == 7:
         slots = 1
         plan.wait_in_line()
     elif plan.session_kind is not SessionKind.REQUEST:
         plan.steps.append(Step(kind="await", value="turn"))
-    if draw(st.integers(0, 2)) == 2:
+    if plan.calls or draw(st.integers(0, 2)) == 2:
         plan.begin()
     for _ in range(draw(st.integers(1, MOVES_MAX))):
         plan.move()
@@ -376,6 +385,7 @@ class _Plan:
         self._gate = self._in_session_kind(Gate.CONNECTED)
         self._waits = draw(st.integers(0, 4)) > 0
         self._size = 0
+        self.calls = False
         self.steps: list[Step] = []
 
     def wait_in_line(self) -> None:
@@ -396,7 +406,7 @@ class _Plan:
         """Set the session up at once, so that more moves happen in it."""
         if self.session_kind is SessionKind.REQUEST:
             return
-        self._say("send", init_of(self._case))
+        self._say("send", init_of(self._case, tools=TOOLS if self.calls else ()))
         self._gate = self._in_session_kind(Gate.ACTIVE)
         if self.session_kind in HOLDING and self._draw(st.booleans()):
             self._say("send", append_of(self._case))
@@ -404,7 +414,10 @@ class _Plan:
     def move(self) -> None:
         """Add one move."""
         draw = self._draw
-        match draw(st.sampled_from(MOVES)):
+        is_tool = self.calls and self._gate is Gate.ACTIVE and draw(st.integers(0, 2)) > 0
+        match "tool" if is_tool else draw(st.sampled_from(MOVES)):
+            case "tool":
+                self._use_tool(draw(st.sampled_from(TOOL_MOVES)))
             case "welcome":
                 message = self._pick(is_welcome=True)
                 self._say("send", draw(bodies(message)))
@@ -431,6 +444,23 @@ class _Plan:
                 self._add("wait_s", draw(st.sampled_from((0.0, 0.01, 0.3, 2.0, 35.0, 65.0))))
             case "fault":
                 self._break()
+
+    def _use_tool(self, move: str) -> None:
+        """Let the model call, interrupt it, answer a call, or none, or let its time pass."""
+        draw = self._draw
+        match move:
+            case "second" | "interrupt":
+                body = copy.deepcopy(append_of(self._case))
+                body.get("input", body)["force_listen"] = move == "interrupt"
+                self._say("send", body)
+            case "late":
+                self._add("wait_s", CALL_RESULT_S + 1.0)
+            case "event":
+                self._say("send", {"type": "input.standalone", "content": draw(RESULTS)})
+            case _:
+                call = {"$call": draw(st.integers(-1, 3))}
+                result = {"type": "input.tool_result", "tool_call_id": call}
+                self._say("send", {**result, "content": draw(RESULTS)})
 
     def _break(self) -> None:
         draw = self._draw

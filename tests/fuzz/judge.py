@@ -56,6 +56,7 @@ from protocol.values.messages import (
     Resumed,
     ServerMessage,
     Speech,
+    ToolCalled,
     TranscriptDone,
 )
 from protocol.values.model import (
@@ -438,6 +439,7 @@ class Judge:
         holds_slot: another client surely holds the only slot.
         broke: the client broke the connection; any end is allowed.
         said: the number of messages sent.
+        calls: the ids of the model's calls of tools, in order.
     """
 
     def __init__(self, case: Case) -> None:
@@ -458,6 +460,8 @@ class Judge:
         self._state = next(iter(self._ends.values())).state
         self._paused = False
         self.said = 0
+        self.calls: list[str] = []
+        self._answered: set[str] = set()
         self._has_chosen = False
         self._credits: Counter[type] = Counter(
             {
@@ -521,6 +525,8 @@ class Judge:
         demand = self._reader.demand_of(frame, self._gate())
         if isinstance(demand.message, TellModel):
             self.is_sure = False  # some models take events
+        if isinstance(message, ToolResult) and demand.code is ErrorCode.INVALID_PAYLOAD:
+            demand = self._result(message, demand)
         is_refused = self.is_sure and demand.message is None
         if isinstance(message, ChooseModel | Commit) and not is_refused:
             self._has_chosen |= isinstance(message, Commit) or message.model in MODELS
@@ -537,6 +543,15 @@ class Judge:
             self.owed, self._queued_frame, self._either = demand, frame, None
         else:
             self._note(demand, "nothing")
+
+    def _result(self, result: ToolResult, refused: Demand) -> Demand:
+        """The demand for a result: only the first of a call is taken, if it comes in time."""
+        is_due = result.call_id in self.calls and result.call_id not in self._answered
+        self._answered.add(result.call_id)
+        if not is_due:
+            return refused
+        self._pictures += 1  # too late, or too many: it is refused after all
+        return Demand(kind=refused.kind, gate=refused.gate, message=result)
 
     def _gate(self) -> Gate:
         if self.state is State.ACTIVE and self._paused:
@@ -624,6 +639,10 @@ class Judge:
                 self._goodbye = message
             case Listen() | Speech():
                 self._take_outcome()
+            case ToolCalled(call=call):
+                if call.id in self.calls:
+                    self.found("answer", "a call that came before")
+                self.calls.append(call.id)
             case ErrorReport():
                 self._take_error(message)
         if cls in _ASKED:

@@ -14,7 +14,7 @@ import logging
 import math
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,14 @@ from protocol.values.utf8 import frame_bytes
 from recorder.write.writer import Recorder
 from runtime.media.decoder import Client, MediaDecoder
 from runtime.media.values import Decoded
-from runtime.model.backends.scripted import SLOTS, Script, ScriptedBackend, Speaks, default_script
+from runtime.model.backends.scripted import (
+    SLOTS,
+    Script,
+    ScriptedBackend,
+    Speaks,
+    calling,
+    default_script,
+)
 from runtime.model.backends.scripted import Step as ModelStep
 from runtime.model.backends.scripted_chat import tone
 from runtime.net.websocket import WebSocket, WebSocketClosed, deliver_received
@@ -172,7 +179,8 @@ class Player:
         match step.kind:
             case kind if kind in SENDS:
                 with ours():
-                    frame = frame_of(step, OF_MODE[self._case.mode].frame_bytes_max)
+                    bytes_max = OF_MODE[self._case.mode].frame_bytes_max
+                    frame = frame_of(step, bytes_max, judge.calls)
                     judge.says(frame)
                 await wire.send(frame)
             case "await" if step.value == "turn":
@@ -267,11 +275,11 @@ class Player:
             await occupant.__aexit__(None, None, None)
 
 
-def frame_of(step: Step, bytes_max: int) -> str | bytes | None:
+def frame_of(step: Step, bytes_max: int, calls: Sequence[str] = ()) -> str | bytes | None:
     """A step's message, with its markers replaced, or `MarkerError`; None above `bytes_max`."""
     match step.kind:
         case "send":
-            frame: str | bytes = json.dumps(fill(step.value), ensure_ascii=False)
+            frame: str | bytes = json.dumps(fill(step.value, calls), ensure_ascii=False)
         case "send_text":
             frame = str(step.value)
         case "send_binary":
@@ -318,11 +326,12 @@ async def probe(
         judge.found(finding.kind, f"afterwards: {finding.label}", finding.detail)
 
 
-def init_of(case: Case) -> dict[str, Any]:
-    """The shortest first message of a session."""
+def init_of(case: Case, tools: Sequence[Any] = ()) -> dict[str, Any]:
+    """The shortest first message of a session; tools are for `realtime` and `duplex-v1`."""
+    offered = {"tools": [*tools]} if tools else {}
     match case.dialect:
         case "duplex-v1":
-            return {"type": "session.update", "session": {"instructions": ""}}
+            return {"type": "session.update", "session": {"instructions": "", **offered}}
         case "legacy-duplex":
             return {"type": "prepare", "system_prompt": ""}
         case "legacy-chat":
@@ -339,7 +348,7 @@ def init_of(case: Case) -> dict[str, Any]:
             return {"type": "session.update", "session": {"type": "transcription"}}
         case "vllm-omni":
             return {"type": "session.update", "session": {}}
-    return {"type": "session.init", "payload": {}}
+    return {"type": "session.init", "payload": offered}
 
 
 def append_of(case: Case) -> dict[str, Any]:
@@ -384,9 +393,10 @@ SCRIPTS: Final[Mapping[str, Script]] = MappingProxyType(
         "fails": lambda _unit, _seed: ModelStep(fault="fail"),
         "lost": lambda _unit, _seed: ModelStep(fault="gone"),
         "full": lambda _unit, _seed: ModelStep(fault="context_full"),
+        "calls": lambda unit, _seed: ModelStep(silent_fails=unit.index % 9 == 8),
     }
 )
-"""The model's behaviour; the last three are faults."""
+"""The model's behaviour; three are faults, and the last calls tools in each second."""
 
 Handle = Callable[[WebSocket, Route], Coroutine[Any, Any, None]]
 """Serves one WebSocket to its end."""
@@ -573,7 +583,12 @@ class LocalTarget:
         )
 
     async def _run(self, case: Case, judge: Judge) -> None:
-        backend = ScriptedBackend(SCRIPTS[case.script], slots=case.slots or SLOTS)
+        backend = ScriptedBackend(
+            SCRIPTS[case.script],
+            slots=case.slots or SLOTS,
+            duplex_tools=case.script == "calls",
+            calls=calling(at=0, every=1),
+        )
         is_recorded = self._record_to is not None
         recorder = Recorder(clock=lambda: 0.0, inline=True) if is_recorded else None
         try:

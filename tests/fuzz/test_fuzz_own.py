@@ -34,9 +34,9 @@ from tests.fuzz.case import (
     size_of,
     write_case,
 )
-from tests.fuzz.drawing import MEDIA, TRAPS, all_names, broken, cases
+from tests.fuzz.drawing import MEDIA, TOOLS, TRAPS, all_names, broken, cases
 from tests.fuzz.judge import Judge
-from tests.fuzz.play import FuzzerError, LocalTarget, frame_of
+from tests.fuzz.play import FuzzerError, LocalTarget, append_of, frame_of, init_of
 from tests.fuzz.remote import TOO_BIG_BYTES, SocketWire
 from tests.fuzz.test_fuzz import SWALLOWED, planted
 from tests.fuzz.test_fuzz_judge import CREATED, DONE, INIT, judge_of, tell
@@ -216,6 +216,65 @@ def test_either_state_may_answer_and_no_other(
     assert judge.owed is not None
     assert tell(judge, *heard) == found
     assert judge.owed is None
+
+
+# -- calls of tools -------------------------------------------------------------------------------
+
+
+def with_calls(*results: tuple[int, object]) -> Case:
+    """A session in which the model calls a tool in each of four seconds, and what it is given."""
+    case = case_of(script="calls", mode="audio")
+    answer, second = ("await", "answer"), ("send", append_of(case))
+    steps: list[tuple[str, object]] = [("await", "turn"), ("send", init_of(case, TOOLS)), answer]
+    steps += [second, answer, ("wait_s", 1.0)] * 3
+    for number, content in results:
+        body = {"type": "input.tool_result", "tool_call_id": {"$call": number}, "content": content}
+        steps += [("send", body), answer]
+    steps += [("wait_s", 25.0), second, answer] * 3  # past the deadline of the first calls
+    body = {"type": "input.tool_result", "tool_call_id": {"$call": 2}, "content": "late"}
+    return case_of(*steps, ("send", body), answer, script="calls", mode="audio")
+
+
+RESULTS = ((0, "nine"), (0, "ten"), (-1, "nine"), (1, {"$text": 4_097}), (1, {"$text": 4_096}))
+"""One in order, the same again, of no call, one that is too long, one that is not."""
+
+
+def test_results_in_time_twice_late_and_of_no_call_are_judged() -> None:
+    """A server in order would be accused, or no result ever reach a call."""
+    outcome = LocalTarget().run(with_calls(*RESULTS))
+    assert outcome.findings == ()
+    refused = [
+        step.value["error"]["message"]
+        for step in outcome.told
+        if step.kind == "receive" and step.value["type"] == "error"
+    ]
+    gone, long = "$.tool_call_id: no call of this session", "$.content: 4097 characters"
+    due = [gone, gone, long, gone]
+    assert [text[: len(words)] for text, words in zip(refused, due, strict=True)] == due
+
+
+def test_a_result_of_no_call_that_is_swallowed_is_found() -> None:
+    """A client would wait for what became of its result."""
+
+    def swallow(_: object, frame: Any) -> Any:
+        return SWALLOWED if "call_ffffffffffff" in str(frame) else frame
+
+    found = planted(heard=swallow).run(with_calls((-1, "nine"))).findings
+    assert [f"{one.kind}: {one.label}" for one in found] == [
+        "hang: no answer to input.tool_result in ACTIVE"
+    ]
+
+
+def test_a_call_that_comes_twice_is_found() -> None:
+    """A client would run its function twice."""
+
+    def twice(between: Any, frame: Any) -> Any:
+        if "response.tool_call.done" in frame and not between.extra:
+            between.extra.append(frame)
+        return frame
+
+    found = planted(said=twice).run(with_calls()).findings
+    assert ("answer", "a call that came before") in {(one.kind, one.label) for one in found}
 
 
 # -- sizes ----------------------------------------------------------------------------------------

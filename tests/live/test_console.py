@@ -45,6 +45,8 @@ Samples = npt.NDArray[np.float32]
 TRIES: Final = 4
 """A machine that is busy may hold the browser's threads up for a moment, but not each time."""
 OLD: Final = ("v1-barge-in", "v1-chat-states", "v1-realtime-chat", "v1-realtime-video")
+COPIES: Final = 60
+"""More than a page of the list."""
 PAGES: Final = ("Talk", "Recordings", "Chat", "Transcribe", "Server")
 WIDTHS: Final = (1400, 700, 390)
 
@@ -171,6 +173,29 @@ def test_a_question_is_answered_aloud(console: Console, recordings: Path) -> Non
     played = [it["played_ms"] for it in said if it["type"] == "playback.ack"]
     assert played == sorted(played)
     assert 1_000 < played[-1] < 6_000
+
+
+def test_the_page_tells_the_model_the_time(tab: Tab, tmp_path: Path) -> None:
+    """Tools could not be tried without a program, or a recording would not show their calls."""
+    with live_server("--slots", "1", "--record", str(tmp_path)) as server:
+        console = Console(tab, server)
+        console.open()
+        tab.run("[...document.querySelectorAll('.setup input[type=checkbox]')][0].click()")
+        console.press("Start talking")
+        console.wait_for(".captions", "clock {} → ")
+        console.wait_for(".captions", "it is ")
+        assert "called a tool 1" in console.text(".legend")
+        assert "called clock {}" in tab.run("document.querySelector('.bar.call').title")
+        console.press("Stop")
+        console.wait_until("ended")
+        tab.run("document.querySelector('.links a').target = ''")
+        console.press("Open the recording")
+        tab.until("globalThis.antiphonView?.view.session.story.calls.length === 1")
+        lane = "antiphonView.view.line.lanes.find(({ id }) => id === 'units')"
+        call = "antiphonView.view.session.story.calls[0]"
+        said = tab.run(f"{lane}.hit({call}.at + 0.01, 0, 2).lines.join()")
+        assert said.startswith("{},“")
+        tab.open("about:blank")
 
 
 def test_a_recording_is_talked_on_from(console: Console, recordings: Path) -> None:
@@ -493,6 +518,21 @@ def test_recordings_are_sorted(console: Console) -> None:
     assert console.tab.run("document.querySelector('[aria-sort]').ariaSort") == "ascending"
     again = [float(it.removesuffix(" s")) for it in console.tab.run(shown) if it != "–"]
     assert again == sorted(seconds)
+
+
+def test_recordings_of_all_pages_are_sorted(tab: Tab, tmp_path: Path) -> None:
+    """The oldest of a thousand would be the oldest of the newest fifty."""
+    for number in range(COPIES):
+        shutil.copy(FOLDER / f"{OLD[0]}.session.zst", Store(tmp_path).path(f"old-{number:03}"))
+    with live_server("--record", str(tmp_path)) as server:
+        console = Console(tab, server)
+        console.open("Recordings")
+        rows = "document.querySelectorAll('tbody td.pick').length"
+        console.tab.until(f"{rows} === 50", setup=BUTTON)
+        console.press("Began")
+        console.tab.until(f"{rows} === {COPIES}")
+        console.wait_for("[aria-label=Recordings] p.soft[role=status]", f"{COPIES} shown.")
+        tab.open("about:blank")
 
 
 def test_both_sides_are_written_down(tab: Tab, tmp_path: Path) -> None:

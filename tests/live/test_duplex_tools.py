@@ -1,20 +1,26 @@
-"""Tools in full duplex by a model with weights: a server, a client over a socket, the replays."""
+"""Tools in full duplex over sockets: a model with weights and its replays, and hostile clients."""
 
 from __future__ import annotations
 
 import json
+import os
+import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, Final
 
+import pytest
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
-from tests.live.servers import live_server
+from tests.live.servers import LiveServer, live_server
 from tests.live.test_deterministic import antiphon
 from tests.models.makers import TOOLS
 from tests.models.random_model import IN_SLOTS, sound, write_checkpoint
-from tests.sessions.in_memory import base64, close_frame
+from tests.sessions.in_memory import append_frame, base64, close_frame
 
 UNITS = 24
 WAIT_S = 30
@@ -79,3 +85,116 @@ def test_a_session_with_calls_and_results_is_replayed(tmp_path: Path) -> None:
     for options in (["--full", "--model", model], []):
         replayed = antiphon("replay", *options, log, "--json")
         assert json.loads(replayed.stdout)["result"] == "identical", replayed.stdout
+
+
+# -- hostile clients -------------------------------------------------------------------------------
+
+
+RESULTS: Final = int(os.environ.get("HOSTILE_RESULTS", "20000"))
+"""Of the flood: a million takes some minutes."""
+GROWTH_KB_MAX: Final = 64 * 1024
+"""Of the server's memory: less than a hundredth of a million results."""
+
+
+def begin(connection: ClientConnection, **payload: Any) -> Body:
+    """Set a session up; returns the answer to the init."""
+    wait_for(connection, "session.queue_done")
+    connection.send(json.dumps({"type": "session.init", "payload": payload}))
+    return wait_for(connection, "session.created", "error")
+
+
+def wait_for(connection: ClientConnection, *kinds: str) -> Body:
+    """Read up to a message of these types."""
+    while True:
+        body: Body = json.loads(connection.recv(timeout=WAIT_S))
+        if body["type"] in kinds:
+            return body
+
+
+def result_of(call: str, content: str) -> str:
+    """Write a result."""
+    return json.dumps({"type": "input.tool_result", "tool_call_id": call, "content": content})
+
+
+def second(connection: ClientConnection) -> float:
+    """Send a second of sound; returns how long its answer took."""
+    began = time.monotonic()
+    connection.send(append_frame())
+    wait_for(connection, "response.output.delta")
+    return time.monotonic() - began
+
+
+def memory_kb(server: LiveServer) -> int:
+    """The server's resident memory."""
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0])
+
+
+def flood(connection: ClientConnection, count: int) -> None:
+    """Send results of calls that there are not, and read as they are refused."""
+    frame = result_of("call_ffffffffffff", "x" * 4_000)
+    with suppress(ConnectionClosed):
+        for _ in range(count):
+            connection.send(frame)
+
+
+def drain(connection: ClientConnection) -> None:
+    """Read until the connection is closed."""
+    with suppress(ConnectionClosed, TimeoutError):
+        while True:
+            connection.recv(timeout=WAIT_S)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no memory is told here")
+def test_a_flood_of_results_costs_only_its_sender(tmp_path: Path) -> None:
+    """Honest sessions would be late, or the server keep what it refuses."""
+    with (
+        live_server("--record", str(tmp_path), "--slots", "2") as server,
+        connect(f"{server.url}?mode=audio", compression=None) as honest,
+        connect(f"{server.url}?mode=audio", compression=None) as hostile,
+    ):
+        assert begin(honest)["type"] == begin(hostile, tools=OFFERED)["type"] == "session.created"
+        before, quiet = memory_kb(server), [second(honest) for _ in range(5)]
+        threads = [Thread(target=drain, args=(hostile,), daemon=True)]
+        threads.append(Thread(target=flood, args=(hostile, RESULTS), daemon=True))
+        for thread in threads:
+            thread.start()
+        took = []
+        while threads[1].is_alive():
+            took.append(second(honest))
+            time.sleep(0.2)
+        took += [second(honest) for _ in range(3)]
+        assert sorted(took)[len(took) // 2] < 1 + max(quiet)
+        assert memory_kb(server) - before < GROWTH_KB_MAX
+
+
+def test_results_and_tools_beyond_every_measure_are_refused_by_name(tmp_path: Path) -> None:
+    """A session would end without a reason, or a hundred megabytes be read."""
+    with live_server("--record", str(tmp_path)) as server:
+        with connect(f"{server.url}?mode=audio", compression=None, max_size=None) as many:
+            refused = begin(many, tools=OFFERED * 5_000)
+            assert refused["error"]["message"].startswith("$.payload.tools: 10000 items")
+            assert begin_again(many)["tools"] == "called"
+            for call, content, words in (
+                ("call_ffffffffffff", "nine", "$.tool_call_id: no call of this session"),
+                ("call_ffffffffffff", "x" * 1_000_000, "$.content: 1000000 characters"),
+                ("x" * 1_000, "nine", "$.tool_call_id: 1000 characters"),
+            ):
+                many.send(result_of(call, content))
+                assert wait_for(many, "error")["error"]["message"].startswith(words)
+            assert second(many) < WAIT_S
+        with connect(f"{server.url}?mode=audio", compression=None, max_size=None) as large:
+            begin(large, tools=OFFERED)
+            with suppress(ConnectionClosed):
+                large.send(result_of("call_ffffffffffff", "x" * 100_000_000))
+            drain(large)
+            assert large.close_code in (1006, 1009)  # it may be lost behind what is being sent
+        with connect(f"{server.url}?mode=audio", compression=None) as honest:
+            assert begin(honest, tools=OFFERED)["tools"] == "called"
+            assert second(honest) < WAIT_S
+
+
+def begin_again(connection: ClientConnection) -> Body:
+    """Set a session up, after a refusal."""
+    connection.send(json.dumps({"type": "session.init", "payload": {"tools": OFFERED}}))
+    return wait_for(connection, "session.created")

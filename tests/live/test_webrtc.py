@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import signal
@@ -14,7 +15,10 @@ from typing import Any, Final
 import numpy as np
 import pytest
 import soundfile
+import soxr
 from openai import OpenAI
+from openai.types.live import LiveCreateResponse
+from pydantic import TypeAdapter
 
 from recorder.read.reader import LogReader
 from replay.rerun.logic import replay
@@ -28,7 +32,9 @@ from tests.soak.clients import CLIENTS, prepare
 pytest.importorskip("aiortc")
 
 SPEECH: Final = Path(__file__).parents[2] / "fixtures" / "speech" / "heldout"
+QUESTION: Final = "076-read-me-the-news.flac"
 KEY: Final = "antiphon_of_anna"
+LIVE_ANSWER: Final = TypeAdapter(LiveCreateResponse)
 CALL: Final = """
 globalThis.heard = [];
 globalThis.begin = async (key, model) => {
@@ -85,7 +91,7 @@ def tab(server: LiveServer, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """A page of the server's, with a microphone that asks a question again and again."""
     if CHROMIUM is None:
         pytest.skip("there is no Chromium")
-    question, rate = soundfile.read(SPEECH / "076-read-me-the-news.flac", dtype="float32")
+    question, rate = soundfile.read(SPEECH / QUESTION, dtype="float32")
     folder, pause = tmp_path_factory.mktemp("browser"), np.zeros(rate, np.float32)
     said = np.concatenate([pause, question, *[pause] * 6])
     soundfile.write(folder / "question.wav", said, rate, subtype="PCM_16")
@@ -136,6 +142,42 @@ def test_a_browser_talks(server: LiveServer, tab: Tab, folder: Path) -> None:
     assert "filled_ms" in text
 
 
+LIVE: Final = """
+globalThis.begin_live = async (key) => {
+  const peer = globalThis.peer = new RTCPeerConnection();
+  const stream = await navigator.mediaDevices.getUserMedia({audio: true});
+  peer.addTrack(stream.getTracks()[0]);
+  const sound = new Audio();
+  peer.ontrack = (event) => { sound.srcObject = event.streams[0]; sound.play(); };
+  const channel = peer.createDataChannel('events');
+  channel.onmessage = (event) => heard.push(JSON.parse(event.data));
+  await peer.setLocalDescription();
+  const transport = {type: 'webrtc', sdp: peer.localDescription.sdp};
+  const answer = await fetch('/v1/live/sessions', {
+    method: 'POST', body: JSON.stringify({session: {model: 'tiny'}, transport}),
+    headers: {Authorization: `Bearer ${key}`, 'Content-Type': 'application/json'},
+  });
+  const body = await answer.json();
+  if (answer.ok) await peer.setRemoteDescription({type: 'answer', sdp: body.transport.sdp});
+  return body;
+};
+"""
+
+
+def test_a_browser_talks_live(server: LiveServer, tab: Tab) -> None:
+    """OpenAI's Live API is for browsers by WebRTC first."""
+    tab.run("heard.length = 0; 1")
+    tab.run(LIVE)
+    body = tab.run(f"begin_live({KEY!r})")
+    LIVE_ANSWER.validate_python(body, strict=True)
+    tab.until("all('session.started').length === 1")
+    assert tab.run("all('session.started')[0].session.id") == body["session"]["id"]
+    tab.until("heard.some((it) => /news/.test(it.delta ?? ''))")
+    tab.until("played().then((energy) => energy > 0.001)")
+    assert not tab.run("heard.some((it) => it.type === 'session.output_audio.delta')")
+    tab.run("peer.close(); 1")
+
+
 def finished(folder: Path, count: int) -> list[Path]:
     """The recordings that have their end, once there are so many."""
     for _ in range(200):
@@ -173,23 +215,39 @@ def test_what_is_no_call_is_refused(
 
 
 AGENTS: Final = """
-globalThis.begin_agents = async (key) => {
-  const {RealtimeAgent, RealtimeSession, OpenAIRealtimeWebRTC} = OpenAIAgentsRealtime;
-  globalThis.kinds = [], globalThis.errors = [];
+globalThis.begin_agents = async (key, by) => {
+  const {RealtimeAgent, RealtimeSession, OpenAIRealtimeWebRTC, OpenAIRealtimeWebSocket} =
+    OpenAIAgentsRealtime;
+  globalThis.events = [], globalThis.errors = [], globalThis.sound = 0;
   const agent = new RealtimeAgent({name: 'assistant', instructions: 'Answer briefly.'});
-  const transport = new OpenAIRealtimeWebRTC({baseUrl: location.origin + '/v1/realtime/calls'});
+  const http = location.origin + '/v1/realtime';
+  const url = by === 'WebRTC' ? `${http}/calls?model=tiny` : `ws${http.slice(4)}?model=tiny`;
+  const transport = by === 'WebRTC'
+    ? new OpenAIRealtimeWebRTC({baseUrl: `${http}/calls`}) : new OpenAIRealtimeWebSocket({url});
   const session = globalThis.session = new RealtimeSession(agent, {transport, model: 'tiny'});
-  session.on('transport_event', (event) => kinds.push(event.type));
+  session.on('transport_event', (event) => events.push(event));
   session.on('error', (error) => errors.push(JSON.stringify(error)));
-  await session.connect({apiKey: key, url: location.origin + '/v1/realtime/calls?model=tiny'});
+  session.on('audio', (event) => { sound += event.data.byteLength; });
+  await session.connect({apiKey: key, url});
   return 'connected';
 };
+globalThis.say = async (pcm16, quiet_s) => {
+  const sound = Uint8Array.from(atob(pcm16), (it) => it.charCodeAt(0));
+  for (let at = 0; at < sound.length + 48_000 * quiet_s; at += 960) {
+    const piece = new Uint8Array(960);
+    piece.set(sound.subarray(at, at + 960));
+    session.sendAudio(piece.buffer);
+    await new Promise((done) => setTimeout(done, 20));
+  }
+  return 'said';
+};
+globalThis.all = (kind) => events.filter((it) => it.type === kind);
 """
 
 
-@pytest.mark.soak
-def test_the_agents_sdk_talks_unmodified(server: LiveServer, tab: Tab, tmp_path: Path) -> None:
-    """OpenAI's package for pages; npm brings it."""
+@pytest.fixture
+def agents(server: LiveServer, tab: Tab, tmp_path: Path) -> Tab:
+    """A page with OpenAI's package for agents, which npm brings."""
     if shutil.which("npm") is None:
         pytest.skip("there is no npm")
     prepare(CLIENTS["node-agents"], tmp_path)
@@ -199,8 +257,37 @@ def test_the_agents_sdk_talks_unmodified(server: LiveServer, tab: Tab, tmp_path:
     tab.open(f"http://{host}:{port}/?agents")
     tab.run((home / "openai-realtime-agents.umd.js").read_text("utf-8") + "; 1")
     tab.run(AGENTS)
-    assert tab.run(f"begin_agents({secret(server)!r})") == "connected"
-    tab.until("kinds.filter((it) => it === 'output_audio_buffer.stopped').length >= 1")
-    assert "news" in tab.run("JSON.stringify(session.history)")
-    tab.run("session.interrupt(); session.close(); 1")
-    assert tab.run("errors.length") == 0, tab.run("errors")
+    return tab
+
+
+@pytest.mark.soak
+def test_the_agents_sdk_calls_unmodified(server: LiveServer, agents: Tab) -> None:
+    """Its user speaks over the second answer: what was not played is forgotten."""
+    assert agents.run(f"begin_agents({secret(server)!r}, 'WebRTC')") == "connected"
+    agents.until("all('output_audio_buffer.stopped').length >= 1")
+    assert "news" in agents.run("JSON.stringify(session.history)")
+    agents.until("all('output_audio_buffer.started').length >= 2")
+    agents.run("session.interrupt(); 1")
+    agents.until("all('output_audio_buffer.cleared').length >= 1")
+    agents.until("all('conversation.item.truncated').length >= 1")
+    agents.run("session.close(); 1")
+    assert agents.run("errors.length") == 0, agents.run("errors")
+
+
+@pytest.mark.soak
+def test_the_agents_sdk_connects_with_a_secret(server: LiveServer, agents: Tab) -> None:
+    """A page's WebSocket takes no other key; its user speaks over the answer."""
+    assert agents.run(f"begin_agents({secret(server)!r}, 'WebSocket')") == "connected"
+    samples, rate = soundfile.read(SPEECH / QUESTION, dtype="float32")
+    spoken = (soxr.resample(samples, rate, 24_000) * 32_000).astype("<i2").tobytes()
+    question = base64.b64encode(spoken).decode()
+    assert agents.run(f"say({question!r}, 0.6)") == "said"
+    for _ in range(200):
+        if agents.run("say('', 0.1).then(() => sound > 10_000)"):
+            break
+    assert agents.run(f"say({question!r}, 6)") == "said"
+    agents.until("all('response.output_audio_transcript.done').length >= 1")
+    assert "news" in agents.run("JSON.stringify(session.history)")
+    assert agents.run("all('input_audio_buffer.speech_started').length") >= 2
+    agents.run("session.close(); 1")
+    assert agents.run("errors.length") == 0, agents.run("errors")

@@ -1,9 +1,10 @@
-"""`antiphon` started by a fork: a process that has imported everything forks for each command.
+"""Processes started by a fork: one that has imported everything forks for each worker and command.
 
 Tests start some three hundred commands, and each would spend 0.6 to 5 s of CPU on imports (torch,
 transformers, the server). `installed` has `subprocess.Popen` ask a fork server for each command
 that begins as `runtime.RUN` does. `NEW_INTERPRETER`, commands with variables that an interpreter
-reads when it starts, and everything outside Linux are started as usual.
+reads when it starts, and everything outside Linux are started as usual. The workers of pytest-xdist
+are forked in the same way, and each has a fork server of its own, forked before pytest is there.
 
 The child is a process with its own arguments, environment, folder and pipes. The fork server forks
 twice, and the process that asked adopts the orphan (`PR_SET_CHILD_SUBREAPER` of prctl(2)): it waits
@@ -23,8 +24,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -48,6 +50,8 @@ PRELOADED: Final = (
     "replay.redact.redaction",
     "replay.view.document",
 )
+WORKER: Final = (sys.executable, "-u", "-c", "import sys;exec(eval(sys.stdin.readline()))")
+"""How pytest-xdist starts a worker."""
 READ_AT_START: Final = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_", "LC_", "LANG")
 """Variables of an interpreter and its libraries, but for `PYTHONPATH`."""
 NEW_INTERPRETER: Final = (*RUN[:3], f"{RUN[3]} # not forked")
@@ -58,21 +62,42 @@ LIBC: Final = ctypes.CDLL(None, use_errno=True)
 class ForkServer:
     """The fork server of this process."""
 
-    def __init__(self) -> None:
-        """Start it; it imports while the first command waits."""
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(self, ours: socket.socket, wait: Callable[[], object]) -> None:
+        """Have one that runs; `wait` waits for its end."""
+        self._socket, self._wait = ours, wait
+        self._lock = threading.Lock()
+
+    @classmethod
+    def start_new(cls) -> ForkServer:
+        """Start one; it imports while the first command waits."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         code = f"from {__name__} import serve; serve({theirs.fileno()})"
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
         with theirs:
-            self.process = STARTED(
+            process = STARTED(
                 (sys.executable, "-P", "-c", code), pass_fds=[theirs.fileno()], env=environment
             )
-        self._lock = threading.Lock()
+        return cls(ours, process.wait)
+
+    @classmethod
+    def forked(cls) -> ForkServer | None:
+        """Fork one, which has imported all that this process has; None in a command of it."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if pid:
+            theirs.close()
+            return cls(ours, partial(os.waitpid, pid, 0))
+        ours.close()
+        with open(os.devnull, "rb") as nothing:  # what it was given would be held open by it
+            os.dup2(nothing.fileno(), 0)
+        os.dup2(2, 1)
+        serve(theirs.detach())
+        return None
 
     def close(self) -> None:
         """End it; the commands that it started go on."""
         self._socket.close()
-        self.process.wait()
+        self._wait()
 
     def start(self, request: Mapping[str, object], descriptors: Sequence[int]) -> int:
         """Start a command; return the id of its process, a child of this one."""
@@ -99,13 +124,16 @@ class Popen(subprocess.Popen[Any]):
         words = [] if isinstance(args, str | bytes | os.PathLike) else list(args)
         is_plain = (executable, preexec_fn, shell, close_fds) == (None, None, False, True)
         is_plain &= (owner, group) == ([None, None, None, -1], -1) and os.path.isdir(folder)
-        if not (is_plain and _is_command(words) and _is_as_here(environment)):
+        is_worker = tuple(words) == WORKER
+        is_ours = is_worker or _is_command(words)
+        if not (is_plain and is_ours and _is_as_here(environment)):
             super()._execute_child(*given)  # type: ignore[misc]
             return
         if Popen.server is None:
-            Popen.server = ForkServer()
+            Popen.server = ForkServer.start_new()
         streams = [own if fd == -1 else fd for own, fd in enumerate((p2cread, c2pwrite, errwrite))]
         request = {
+            "is_worker": is_worker,
             "code": words[3],
             "arguments": [os.fsdecode(word) for word in words[4:]],
             "environment": environment,
@@ -175,7 +203,7 @@ def serve(descriptor: int) -> None:
 
 
 def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
-    """Be the process of a command, and run it."""
+    """Be the process of a command or a worker, and run it."""
     if request["is_leader"]:
         os.setsid()
     moved = [fcntl.fcntl(each, fcntl.F_DUPFD, MOVED_FROM) for each in descriptors]
@@ -199,4 +227,9 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
         )
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+    if request["is_worker"]:
+        Popen.server = ForkServer.forked()
+        if Popen.server is None:
+            return  # a command has ended
+        gc.unfreeze()  # with what is collected and imported, `conftest.py` freezes it again
     exec(compile(request["code"], "<string>", "exec"), sys.modules["__main__"].__dict__)

@@ -30,6 +30,11 @@ def sample(every: Cases, few: Cases) -> Cases:
     return every if IS_SOAK else few
 
 
+ONE_LOOP: Final = sample(("asyncio", "trio"), ("asyncio",))
+"""Event loops of tests that compute for seconds, of what does not depend on the loop: those of
+`test_engine.py`, with a model that computes nothing, run on both."""
+
+
 def sampled(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """Choose cases of each test by a hash of their names; gives the others too, in their order."""
     cases = defaultdict[str, list[pytest.Item]](list)

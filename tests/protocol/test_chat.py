@@ -28,6 +28,7 @@ from protocol.values.errors import ErrorCode
 from protocol.values.messages import QueuePlace
 from protocol.values.model import Picture, Prefill, Sound, TurnChunk, TurnResult
 from protocol.values.state import State
+from tests.project.sampling import sample
 from tests.sessions.chatting import LIMITS, OTHER_RATE, PCM, Run, active, answer, question
 
 
@@ -583,6 +584,8 @@ def test_anything_can_happen_to_a_chat() -> None:
     run_state_machine_as_test(
         ChatWorld,
         settings=settings(
-            max_examples=8 * settings.default.max_examples, stateful_step_count=60, deadline=None
+            max_examples=sample(8, 3) * settings.default.max_examples,
+            stateful_step_count=60,
+            deadline=None,
         ),
     )

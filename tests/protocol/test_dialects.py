@@ -75,6 +75,7 @@ from protocol.wire.dialects import (
 )
 from protocol.wire.dialects.base import Context
 from protocol.wire.dialects.opening import OPENING, choose
+from tests.project.sampling import sample
 from tests.sessions.told import (
     told_in_duplex_v1,
     told_in_legacy_chat,
@@ -254,7 +255,7 @@ def test_no_mutated_message_crashes_a_dialect(name: str, mode: Mode, data: st.Da
 
 @pytest.mark.slow
 @in_every_case
-@settings(with_slow_data, max_examples=50)
+@settings(with_slow_data, max_examples=sample(50, 20))
 @given(data=st.data())
 def test_no_mutated_text_crashes_a_dialect(name: str, mode: Mode, data: st.DataObject) -> None:
     """Else a truncated or damaged frame does what no damaged frame may do."""

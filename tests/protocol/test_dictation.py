@@ -22,6 +22,7 @@ from protocol.values.limits import NS_PER_S
 from protocol.values.model import Chunk
 from protocol.wire.codec import parse_frame
 from runtime.media.speech_detector import SpeechDetector
+from tests.project.sampling import sample
 from tests.sessions.transcribing import LIMITS, result
 
 RATE_HZ: Final = 24_000
@@ -473,7 +474,7 @@ def play(client: Client, steps: list[tuple[str, float]]) -> None:
 
 
 @given(steps=st.lists(STEPS, max_size=12), is_slow=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=sample(60, 25), deadline=None)
 def test_each_item_has_one_text(steps: list[tuple[str, float]], is_slow: bool) -> None:
     """A client would wait for a text for ever, or read it twice, or as another item's."""
     client, again = Client(is_slow=is_slow), Client(is_slow=is_slow)

@@ -60,6 +60,7 @@ from protocol.wire.table import (
 )
 from replay.redact.frames import held
 from tests.fuzz.drawing import bodies_of
+from tests.project.sampling import sample
 from tests.strategies.messages import client_messages, mutated_bodies, server_messages
 from tests.transcripts.wire_schema import Sender, conforms, problems
 
@@ -499,7 +500,7 @@ def test_the_schema_needs_what_the_server_needs(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "mode"), PAIRS)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=sample(60, 25), deadline=None, suppress_health_check=list(HealthCheck))
 def test_what_the_server_takes_conforms(name: str, mode: Mode, data: st.DataObject) -> None:
     """A tool would refuse to send what the server understands."""
     dialect = DIALECTS[name]
@@ -524,7 +525,7 @@ def test_what_the_server_takes_conforms(name: str, mode: Mode, data: st.DataObje
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "mode"), PAIRS)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=sample(60, 25), deadline=None, suppress_health_check=list(HealthCheck))
 def test_what_the_server_sends_conforms(name: str, mode: Mode, data: st.DataObject) -> None:
     """A strict client would stumble over a field that is not in the document."""
     message = data.draw(server_messages(name, mode))

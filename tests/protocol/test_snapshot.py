@@ -13,6 +13,7 @@ import sys
 import tokenize
 from collections.abc import Iterator
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -134,7 +135,13 @@ def sessions(path: Path) -> Iterator[Session]:
 
 def name_of(part: Any, field: str) -> str:
     """Name a field by the class that has it first."""
-    classes = [cls for cls in type(part).__mro__ if attrs.has(cls)]
+    return name_in(type(part), field)
+
+
+@cache
+def name_in(part: type[Any], field: str) -> str:
+    """See `name_of`."""
+    classes = [cls for cls in part.__mro__ if attrs.has(cls)]
     return f"{[c for c in classes if field in attrs.fields_dict(c)][-1].__name__}.{field}"
 
 
@@ -305,6 +312,7 @@ def reordered(text: str, name: str) -> str:
     return "".join(lines)
 
 
+@cache
 def replayed(root: Path) -> list[str]:
     """Replay all golden logs with the packages of a folder; gives a line for each."""
     ran = subprocess.run(

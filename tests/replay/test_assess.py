@@ -40,7 +40,7 @@ from tests.replay.evaluated import call, told
 from tests.replay.exported import GOLDEN
 
 COUNT = 4
-WILD = range(2, 9)
+WILD = range(2, sample(9, 7))
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +71,9 @@ def test_a_model_differs_from_itself_by_nothing(logs: list[Path], flags: tuple[s
         assert (each["difference"], each["low"], each["high"], each["p"]) == (0, 0, 0, 1)
         assert each["value"] == each["baseline"]
     assert (body["mode"], body["model"], body["deterministic"]) == (flags[0], "tiny", True)
-    many = call(*some, "--model", "tiny", "--json", "--jobs", len(some), "--mode", *flags)
-    assert many.stdout == one.stdout
+    if flags[0] in sample(("open", "forced"), ("open",)):
+        many = call(*some, "--model", "tiny", "--json", "--jobs", len(some), "--mode", *flags)
+        assert many.stdout == one.stdout
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +208,7 @@ def plain(done: Run) -> str:
     return json.dumps(rows, default=str).replace(str(done.folder.parent), "kept")
 
 
-@pytest.mark.parametrize("mode", ["open", "forced"])
+@pytest.mark.parametrize("mode", sample(["open", "forced"], ["open"]))
 def test_a_killed_run_goes_on(
     logs: list[Path], tmp_path: Path, whole: Callable[[Mode], Run], mode: Mode
 ) -> None:

@@ -24,6 +24,7 @@ from replay.redact.redaction import redact_command
 from runtime.measures.conversation import TICK_HZ, TICKS_PER_MS, ns_of
 from runtime.measures.measure import KINDS, Ratio, Times, Total
 from runtime.measures.talk import Piece, Talk
+from runtime.measures.tools import CallStory, tool_scores
 from runtime.telemetry.metrics import Metrics
 from tests.golden.logs import LOGS
 from tests.replay.evaluated import (
@@ -194,6 +195,22 @@ def test_sound_that_answers_nothing_is_self_talk() -> None:
     """A model that talks to itself would be a good listener."""
     found = measured(talk([(2, 3)], [(0.5, 1), (3.5, 5), (9, 10.5)]))
     assert found["self_talk"] == Total(2 * NS)
+
+
+def test_calls_of_tools_are_measured() -> None:
+    """How long a tool took, and whether anyone answered it, could not be read from recordings."""
+    found = scores_in(GOLDEN / "v1-duplex-tools.session.zst")
+    assert (found["tool_calls"], found["tool_calls_unanswered"]) == (Total(4), Total(2))
+    assert [round(took, 3) for _, took in seconds(found["tool_result_delay"])] == [2.138, 0.468]
+    assert [round(took, 3) for _, took in seconds(found["tool_speech_delay"])] == [0.45, 1.45]
+    assert "tool_calls" not in scores_in(GOLDEN / "v1-realtime-video.session.zst")
+
+
+def test_a_call_is_measured_from_the_last_word_before_it() -> None:
+    """Speech that goes on, or began after it, would count."""
+    calls = [CallStory(at_ns=round(at * NS), call=f"t{at}") for at in (0.5, 2.5, 4.25)]
+    found = tool_scores(calls, spans((1, 2), (3.5, 4), (4.2, 5), (6, 7)))
+    assert seconds(found["tool_call_delay"]) == [(2.5, 0.5)]
 
 
 def test_what_cannot_be_measured_is_absent() -> None:

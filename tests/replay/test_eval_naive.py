@@ -22,6 +22,7 @@ from replay.eval.scores import score
 from runtime.measures.conversation import Conversation, Span, Text, ns_of
 from runtime.measures.measure import Ratio, Times, Total
 from tests.golden.logs import SAMPLE
+from tests.project.sampling import sample
 from tests.replay.evaluated import facts_in, facts_of, measured
 from tests.replay.test_logs import Scene, scenes
 
@@ -212,7 +213,7 @@ def test_both_agree_on_golden_logs_to_the_sample(log: Path) -> None:
 
 @given(scenes())
 @example(Scene())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=sample(60, 25), deadline=None)
 def test_any_session_is_measured(scene: Scene) -> None:
     """A log of a session that went wrong would stop the evaluation of its folder."""
     facts = facts_of(scene.records)

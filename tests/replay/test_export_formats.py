@@ -136,6 +136,32 @@ def test_the_lines_say_what_they_promise() -> None:
         assert times == sorted(times)
 
 
+@pytest.mark.parametrize("name", ["duplex-tools", "chat-tools"])
+def test_a_chat_holds_calls_and_their_results(name: str) -> None:
+    """A trainer would refuse the line: a result without its call, or a call without a result."""
+    body = json.loads(exported(GOLDEN / f"v1-{name}.session.zst", "chat"))
+    assert [tool["function"]["name"] for tool in body["tools"]] == ["clock", "lamp"]
+    assert body["tools"][0]["function"]["parameters"]["type"] == "object"
+    pairs = []
+    for one, other in pairwise(body["messages"]):
+        if "tool_calls" in one:
+            (call,) = one["tool_calls"]
+            assert (other["role"], other["tool_call_id"]) == ("tool", call["id"])
+            pairs.append((call["function"]["name"], other["content"]))
+    assert sum(message["role"] == "tool" for message in body["messages"]) == len(pairs)
+    answered = {"duplex-tools": ["ten", "half past nine"], "chat-tools": ["10:30", "10:31"]}[name]
+    assert [content for _, content in pairs][:2] == answered
+    assert {"error: no answer in time", formats.NO_RESULT} & {content for _, content in pairs}
+
+
+def test_a_chat_joins_the_words_of_a_turn() -> None:
+    """Each second of an answer would be a message of its own."""
+    body = json.loads(exported(VIDEO, "chat"))
+    roles = [message["role"] for message in body["messages"]]
+    assert roles == ["system", "assistant"]
+    assert body["messages"][1]["content"] == "unit 2 unit 3 "
+
+
 def test_the_wire_of_a_log_is_named_in_its_lines() -> None:
     """One could not tell whose session the lines are of."""
     head = json.loads(exported(VIDEO, "jsonl").splitlines()[0])

@@ -344,13 +344,16 @@ def test_a_model_is_loaded_as_it_was_recorded(
     for steps, taken in (("6", 6), ("06", 10), ("x", 10), (6, 10)):
         head = {**spoken, "fingerprint": {**spoken["fingerprint"], "voice_steps": steps}}
         assert loading_of(head, "tiny").voice_steps == taken
+    for form, taken in (("int4", "int4"), ("int2", None), (4, None)):
+        head = {**spoken, "fingerprint": {**spoken["fingerprint"], "quantize": form}}
+        assert loading_of(head, "tiny").quantize == taken
     for head in ({}, HEAD, {"config": {"model": "tiny"}, "fingerprint": {"device": 1}}):
         assert loading_of(head, "tiny") == Loading("tiny")
     asked: list[tuple[Any, ...]] = []
     monkeypatch.setattr(environment, "load_backend", lambda *args, **how: asked.append((args, how)))
     Loading("tiny", device="cuda", dtype="fp16", deterministic=True, voice_steps=6).load()
     how = {"device": "cuda", "dtype": "fp16", "deterministic": True, "is_live": True}
-    how |= {"voice_steps": 6}
+    how |= {"voice_steps": 6, "quantize": None}
     assert asked == [(("tiny", 1), how)]
 
 

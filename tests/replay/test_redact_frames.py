@@ -56,6 +56,7 @@ from replay.redact.content import (
 from replay.redact.frames import HOLDS, WORDS, FrameEditor, replaced, spans, unescaped
 from runtime.media.image import decode_image
 from tests.media import webps
+from tests.project.sampling import sample
 from tests.sessions.in_memory import base64
 from tests.strategies.messages import (
     client_messages,
@@ -108,7 +109,7 @@ def verdict(dialect: str, mode: Mode, frame: str) -> object:
 
 
 @pytest.mark.parametrize(("dialect", "mode"), WAYS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=sample(15, 5), deadline=None)
 @given(data=st.data())
 def test_a_frame_is_taken_as_before(dialect: str, mode: Mode, data: st.DataObject) -> None:
     """A redacted session would go another way than the one that was recorded."""

@@ -35,6 +35,7 @@ from replay.shrink.command import (
     shrink_command,
 )
 from tests.golden.logs import CHANGES
+from tests.project.sampling import sample
 from tests.replay.test_logs import OPENED
 from tests.replay.test_remake import GOLDEN, events_of
 from tests.sessions.answering import Answers, play, write_events
@@ -186,7 +187,7 @@ def test_what_a_server_was_told_it_had_asked_for(path: Path) -> None:
         asked.media |= {number: number for number in asked.note(remaker.step(event).effects)}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=sample(60, 15), deadline=None)
 @given(data=st.data())
 def test_any_events_left_out_leave_a_session(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

@@ -10,10 +10,11 @@ packages of its models. Each asks `tiny` a recorded question and hears the answe
 the question down, and interrupts the scripted model while it speaks. Each offers a tool, which
 costs nothing else. The package of Python is also a telephone as Twilio's, whose media comes before
 its settings, a client that sends nothing while its user is quiet, as Discord's, and one of push to
-talk. That its own playback stops is its package's matter, and needs the event that is waited for
-here; in the Live API, which has no such event, the silence of the model. What was found goes to
-`clients.json`, without a date; it exits with 1 where a client got no answer, an error, or no word
-of its interruption.
+talk. The golden transcripts of `openai` are held to the schemas of the Agents SDK of npm. That its
+own playback stops is its package's matter, and needs the event that is waited for here; in the Live
+API, which has no such event, the silence of the model. What was found goes to `clients.json`,
+without a date; it exits with 1 where a client got no answer, an error, or no word of its
+interruption.
 """
 
 from __future__ import annotations
@@ -36,11 +37,13 @@ import numpy as np
 import soxr
 import trustme
 
+from protocol.values.behaviour import WHOLE_PARTS
 from recorder.read.reader import LogReader
 from recorder.storage.store import Store
 from replay.rerun.logic import replay
 from tests.live.servers import live_server
 from tests.project.evidence import add_out
+from tests.transcripts.reading import example, load_all
 
 SCRIPTS: Final = Path(__file__).parents[1] / "unmodified"
 SPEECH: Final = Path(__file__).parents[2] / "fixtures" / "speech" / "demo.wav"
@@ -184,6 +187,23 @@ def _replays(folder: Path) -> bool:
     return bool(reports) and all(reports)
 
 
+def refused_by_schemas(folder: Path, environments: Path) -> dict[str, Any]:
+    """Hold golden transcripts to the schemas of the Agents SDK of npm; returns its report."""
+    frames = [
+        json.dumps(example(body))
+        for it in load_all()
+        if it.dialect == "openai" and it.behaviour >= WHOLE_PARTS
+        for body in it.bodies("receive")
+    ]
+    file = folder / "frames.jsonl"
+    file.write_text("\n".join(frames), "utf-8")
+    *words, script = prepare(Client("node_schemas.mjs", ()), environments)
+    command = [*words, script, str(file)]
+    done = subprocess.run(command, check=True, capture_output=True, cwd=Path(script).parent)
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
 def _rounded(value: Any) -> Any:
     return round(value, 2) if isinstance(value, float) else value
 
@@ -228,6 +248,10 @@ def main() -> int:
                     key: _rounded(report.get(key)) for key in ("words", "sound_s", "interrupted_s")
                 }
                 print(f"{client}, {scene}: {text or 'good'}", file=sys.stderr)
+            if client == "node-agents":
+                read = refused_by_schemas(folder, asked.environments or folder)
+                failures += [f"{client}, schemas: {it}" for it in read["failures"]]
+                found[f"{client}, schemas"] = {"frames": read["read"]}
     packages = sorted({it for client in CLIENTS.values() for it in client.packages})
     node = json.loads((SCRIPTS / "package.json").read_text())["dependencies"]
     evidence = {

@@ -544,9 +544,9 @@ _PARAM: Final = re.compile(r"\$\.([A-Za-z0-9_.\[\]]+): ")
 """The path with which the text of a field's error begins."""
 
 
-def _param(report: ms.ErrorReport) -> str:
+def _param(report: ms.ErrorReport) -> str | None:
     found = _PARAM.match(report.message)
-    return "" if found is None else found[1]
+    return None if found is None else found[1]
 
 
 def _fault(report: ms.ErrorReport) -> str:

@@ -435,7 +435,7 @@ _SESSION: Final = Object(
 _TOKEN: Final = computed(
     "resume_token",
     k.TEXT,
-    lambda message: TOKEN if message.omni.is_resumable else "",
+    lambda message: TOKEN if message.omni.is_resumable else None,
     omit=True,
     example="q3bV0k",
     doc="The right to come back, once; only in a session that can be resumed.",

@@ -163,6 +163,12 @@ function storyOf(told) {
     ...told,
     duration: told.duration_ns / NS_PER_S,
     units: told.units.map((unit) => unitOf(unit, told)),
+    calls: told.calls.map((call) => ({
+      ...call,
+      at: call.at_ns / NS_PER_S,
+      ended: seconds(call.ended_ns),
+      spoken: seconds(call.spoken_ns),
+    })),
     turns: told.turns.map(turnOf),
     states: told.states.map(([name, at_ns]) => ({ name, at: at_ns / NS_PER_S })),
     drops: told.drops.map((drop) => ({ ...drop, at: drop.at_ns / NS_PER_S })),

@@ -1,4 +1,4 @@
-/* The lanes of what the model did: units of a duplex session, turns of a chat.
+/* The lanes of what the model did: units of a duplex session and its calls, turns of a chat.
  *
  * Close by, a unit is a bar: prefill, generate, finalize. Beneath it are the time that its input
  * waited for the barrier, and the second that it had, with what went beyond it. From afar it is a
@@ -12,6 +12,8 @@ import { drawGlyph, faded, fillBox, FONT, writeFitted } from "./paint.js";
 /** A unit is to be ready when the next second of input is: it has as long as it lasts. */
 export const DEADLINE_S = 1;
 const BAR_DENSITY_MIN = 16;
+/** The height in which calls are drawn, above the units. */
+const CALLS_PX = 8;
 const OUTCOME_COLOURS = {
   listen: "user",
   speech: "model",
@@ -78,7 +80,25 @@ export function outcomeOf(unit) {
   return words.join(", ");
 }
 
-export function unitsLane({ units }) {
+/** A call of a tool in lines, for people. */
+export function callLines({ arguments: given, result, at, ended, spoken }) {
+  if (ended === null) return [given, "no result"];
+  const lines = [given, `“${result}” after ${span(ended - at)}`];
+  return spoken === null ? lines : [...lines, `speech ${span(spoken - ended)} later`];
+}
+
+/* Calls are lines above the units, from the call to its result. */
+function drawCalls({ context, scale, theme, top }, calls, duration) {
+  for (const { at, ended, is_answered } of calls) {
+    if (!scale.sees(at, ended ?? duration)) continue;
+    const colour = theme[is_answered ? "good" : "bad"];
+    const left = scale.x(at);
+    fillBox(context, left, top + 2, scale.x(ended ?? duration) - left, 3, faded(colour, 0.6), 1);
+    fillBox(context, left, top, 3, 7, colour, 1);
+  }
+}
+
+export function unitsLane({ units, calls, duration }) {
   const startOf = (unit) => unit.arrived ?? unit.started;
   return {
     id: "units",
@@ -92,9 +112,13 @@ export function unitsLane({ units }) {
       for (let i = start; i < units.length && startOf(units[i]) <= scale.end; i++)
         paint(g, units[i]);
       if (paint === drawColumn) drawLimit(g);
+      drawCalls(g, calls, duration);
     },
     /* What runs goes before what waits, or has time left. */
-    hit(time, reach) {
+    hit(time, reach, y) {
+      const isOver = ({ at, ended }) => time >= at - reach / 2 && time <= (ended ?? duration) + reach / 2;
+      const call = y < CALLS_PX ? calls.findLast(isOver) : undefined;
+      if (call) return { title: `Calls ${call.name || "no tool"}`, lines: callLines(call), at: call.at, seq: null };
       const last = lastBefore(units, time + reach / 4, startOf);
       const near = units.slice(Math.max(0, last - 8), last + 1).reverse();
       const endOf = (unit) => Math.max(unit.finalized ?? 0, unit.done ?? 0);

@@ -394,7 +394,7 @@ class ScriptedSession:
                 await _perform(Call(fault=step.fault), "generate")
             result = _result(unit, step, self._cut, self._opening, self._kv_length)
             self._kv_length = result.kv_length
-            self._phase, self._interrupted_index = "ran", None
+            self._phase = "ran"
             return result
 
     async def run_forced(self, unit: Unit, forced: Forced, cut: Cut | None = None) -> ForcedResult:
@@ -404,7 +404,7 @@ class ScriptedSession:
         return made
 
     def interrupt(self, index: int) -> None:
-        """Cut unit `index` before its next step, also before it begins."""
+        """Cut unit `index` before its next step, also before it begins; then its silent part."""
         self._interrupted_index = index
 
     async def finalize(self, index: int, *, interrupted: bool) -> Finalized:

@@ -196,7 +196,7 @@ class ChatPage {
 
   #connect() {
     const onQueue = (/** @type {import("../antiphon.js").QueuePlace} */ place) =>
-      this.#countdown.queue(place, (text) => (this.#status.textContent = text));
+      this.#countdown.queue(place, this.#status);
     return connect(url, { mode: "chat", ...this.#consent.options(), ...connection(), onQueue });
   }
 

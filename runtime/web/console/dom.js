@@ -60,9 +60,9 @@ export function fill(element, ...children) {
 /** A message that stands until another takes its place. @param {"bad" | "warn" | "good" | ""} tone */
 export function notice(tone = "", role = "alert") {
   const element = h("p", { class: `notice ${tone}`, role, hidden: true });
-  const say = (/** @type {string} */ text, now = tone) => {
+  const say = (/** @type {string | Node} */ text, now = tone) => {
     element.className = `notice ${now}`;
-    element.textContent = text;
+    element.replaceChildren(text);
     element.hidden = !text;
   };
   return { element, say };
@@ -113,27 +113,34 @@ export const when = (/** @type {number} */ ms) => {
   return new Date(ms).toLocaleString(undefined, { year, month: "short", day: "numeric", hour: "numeric", minute: "2-digit", second: "2-digit" });
 };
 
-/** Counts seconds down. */
+/** Counts seconds down. A screen reader reads the text when it begins: the changes of a timer are not read. */
 export class Countdown {
   #ticking = 0;
 
-  /** In place of what was counted before. @param {number} seconds @param {(left: number) => void} tell each second */
-  start(seconds, tell) {
+  /**
+   * In place of what was counted before.
+   * @param {number} seconds @param {string} before @param {string} after @param {(text: Node) => void} show
+   */
+  start(seconds, before, after, show) {
     this.stop();
     const end = performance.now() + seconds * 1000;
+    const timer = h("span", { role: "timer" });
     const tick = () => {
       const left = Math.max(0, Math.round((end - performance.now()) / 1000));
-      tell(left);
+      timer.textContent = left ? `${left} s` : "a moment";
       if (!left) this.stop();
     };
     this.#ticking = window.setInterval(tick, 1000);
     tick();
+    show(h("span", {}, before, timer, after));
   }
 
-  /** A place in the queue, and how long it may take. @param {{position: number, queue_length: number, estimated_wait_s: number}} place @param {(text: string) => void} tell */
-  queue({ position, queue_length: length, estimated_wait_s: s }, tell) {
-    const text = `Place ${position} of ${length} in the queue`;
-    this.start(s, (left) => tell(left ? `${text}, about ${left} s.` : `${text}.`));
+  /**
+   * A place in the queue, and how long it may take.
+   * @param {{position: number, queue_length: number, estimated_wait_s: number}} place @param {Element} shown
+   */
+  queue({ position, queue_length: length, estimated_wait_s: s }, shown) {
+    this.start(s, `Place ${position} of ${length} in the queue, about `, ".", (text) => fill(shown, text));
   }
 
   stop() {

@@ -8,6 +8,7 @@ import { Selection } from "./selection.js";
 import { endedHow } from "./words.js";
 
 const PAGE = 50;
+const SORTED_MAX = 1000; // rows that are loaded to be sorted
 const TYPING_MS = 300; // a search begins when its user pauses
 const NUMBERS = new Set(["Length", "Size", "Delay", "Dropped"]);
 const DAY_MS = 86_400_000;
@@ -171,13 +172,18 @@ class RecordingsPage {
     return select(options, { onchange: () => this.load() });
   }
 
-  /** Once more by the same column: the other way round. @param {string} name */
-  #sortBy(name) {
+  /** Sort all that were chosen, also those that are not shown yet; again by the same column: the other way round. @param {string} name */
+  async #sortBy(name) {
     const isFirst = this.#sorted.name !== name;
     const isRising = isFirst ? !NUMBERS.has(name) && name !== "Began" : !this.#sorted.isRising;
-    this.#sorted = { name, isRising };
-    if (READ.includes(name)) for (const row of this.#rows.children) this.#preview(row);
+    const sorted = (this.#sorted = { name, isRising });
     this.#sort();
+    for (let after = ""; this.#next && this.#next !== after && this.#shown < SORTED_MAX; ) {
+      after = this.#next; // the same once more: it could not be loaded
+      await this.#load(after);
+      if (this.#sorted !== sorted) return;
+    }
+    if (READ.includes(name)) for (const row of this.#rows.children) this.#preview(row);
   }
 
   /** Bring the rows that are shown into order; those without a value are the last. */
@@ -222,6 +228,7 @@ class RecordingsPage {
     for (const [name, value] of Object.entries(wanted)) if (value) query.set(name, value);
     if (this.#since.value) query.set("since_ms", String(Date.now() - Number(this.#since.value) * DAY_MS));
     const text = this.#text.value.trim();
+    this.#count.ariaBusy = String(Boolean(text)); // each recording that is searched is not read aloud
     if (!after) [this.#shown, this.#read] = [0, 0];
     try {
       const { recordings, next } = await askJson(`/api/recordings?${query}`);
@@ -271,6 +278,7 @@ class RecordingsPage {
         h("tr", {}, h("td", { class: "nothing wide", colSpan: 11 }, ...this.#nothing())),
       );
     const more = this.#next ? ", and there are more" : "";
+    this.#count.ariaBusy = "false";
     this.#count.textContent = this.#shown || before ? `${before}${this.#shown} shown${more}.` : "";
   }
 

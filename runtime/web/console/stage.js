@@ -14,6 +14,7 @@ const KINDS = /** @type {const} */ ({
   late: "late",
   dropped: "dropped",
   failed: "failed",
+  call: "called a tool",
 });
 
 /** Words of one utterance follow each other without a longer pause. */
@@ -67,6 +68,12 @@ export class Captions {
     this.#list.scrollTop = this.#list.scrollHeight;
   }
 
+  /** A call that the page has answered. @param {import("../antiphon.js").CallEvent} call @param {string} result */
+  tool({ name, arguments: given }, result) {
+    this.#add("tool", "Tool").lastChild.append(`${name} ${given} → ${result}`);
+    this.#list.scrollTop = this.#list.scrollHeight;
+  }
+
   /** @param {string} voice @param {string} name @param {Node | null} [before] */
   #add(voice, name, before = null) {
     this.#empty.hidden = true;
@@ -91,7 +98,7 @@ export class Captions {
 /** One small bar a second: as high as its answer took, in the colour of its outcome. */
 export class Lane {
   #bars = h("div", { class: "bars", role: "img", "aria-label": "No second yet" });
-  #counts = { listen: 0, speak: 0, late: 0, dropped: 0, failed: 0 };
+  #counts = { listen: 0, speak: 0, late: 0, dropped: 0, failed: 0, call: 0 };
   #legend = h("p", { class: "legend" });
 
   constructor() {
@@ -114,9 +121,18 @@ export class Lane {
     this.#tell();
   }
 
+  /** The model called a tool after the last second. @param {import("../antiphon.js").CallEvent} call */
+  call({ name, arguments: given }) {
+    this.#counts.call += 1;
+    const bar = this.#bars.lastChild;
+    bar?.classList.add("call");
+    if (bar) bar.title += `, called ${name} ${given}`;
+    this.#tell();
+  }
+
   clear() {
     fill(this.#bars);
-    this.#counts = { listen: 0, speak: 0, late: 0, dropped: 0, failed: 0 };
+    this.#counts = { listen: 0, speak: 0, late: 0, dropped: 0, failed: 0, call: 0 };
     this.#tell();
   }
 

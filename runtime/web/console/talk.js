@@ -6,7 +6,7 @@ import { Microphone } from "../microphone.js";
 import { Speaker } from "../speaker.js";
 import { connection, sentence, url } from "./api.js";
 import { Consent } from "./consent.js";
-import { button, Countdown, duration, field, fill, h, notice, select } from "./dom.js";
+import { button, check, Countdown, duration, field, fill, h, notice, select } from "./dom.js";
 import { Past } from "./past.js";
 import { replay } from "./replay.js";
 import { Setup } from "./setup.js";
@@ -76,6 +76,7 @@ class TalkPage {
     ],
     { onchange: () => this.#changePicture() },
   );
+  #clock = check("A clock for the model, as a tool", { title: "The page tells the time when the model asks for it" });
   /** What is chosen before a conversation and may be changed in it: in the set-up, then among the controls. */
   #choices = [field("What the model sees", this.#show), this.#push];
   #volume = h("input", {
@@ -127,6 +128,7 @@ class TalkPage {
       ),
       this.#setup.element,
     );
+    this.#setup.choices.append(this.#clock);
     this.#listen();
     this.#settle("idle");
     this.learn(app.facts);
@@ -184,7 +186,8 @@ class TalkPage {
     const microphone = new Microphone({ deviceId });
     const speaker = new Speaker({ deviceId: this.#setup.speakerId || undefined });
     const camera = this.#show.value ? new Camera({ source: this.#show.value }) : null;
-    const options = { ...setup, ...this.#consent.options(), ...connection() };
+    const tools = this.#clock.input.checked && !this.#past.mode ? { tools: { clock: this.#tellTime } } : {};
+    const options = { ...setup, ...tools, ...this.#consent.options(), ...connection() };
     const conversation = new Conversation(url, { ...options, microphone, speaker, camera });
     this.#conversation = conversation;
     this.#hear(conversation);
@@ -195,6 +198,13 @@ class TalkPage {
       this.#setup.lookForDevices();
     } catch {} // `ended` has said it
   }
+
+  /** The tool that the page has. @param {object} _given @param {import("../antiphon.js").CallEvent} call */
+  #tellTime = (_given, call) => {
+    const time = new Date().toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
+    this.#captions.tool(call, time);
+    return time;
+  };
 
   #clear() {
     this.#captions.clear();
@@ -208,10 +218,11 @@ class TalkPage {
   /** @param {Conversation} conversation */
   #hear(conversation) {
     conversation.on("state", ({ state }) => this.#settle(state));
-    conversation.on("queue", (place) => this.#countdown.queue(place, (text) => (this.#detail.textContent = text)));
+    conversation.on("queue", (place) => this.#countdown.queue(place, this.#detail));
     conversation.on("created", (created) => this.#created(created));
     conversation.on("caption", (caption) => this.#captions.model(caption));
     conversation.on("words", (words) => this.#captions.user(words));
+    conversation.on("call", (call) => this.#lane.call(call));
     conversation.on("answer", ({ delayMs }) => this.#measures.delay(delayMs));
     conversation.on("interrupted", ({ silentMs }) => this.#measures.silent(silentMs));
     conversation.on("echo", (echo) => {
@@ -224,7 +235,7 @@ class TalkPage {
       this.#measures.kv(Number(unit.metrics.kv_cache_length ?? 0), this.#app.facts.context_limit);
     });
     conversation.on("going_away", ({ secondsLeft }) =>
-      this.#countdown.start(secondsLeft, (left) => this.#notice.say(`The server will shut down: ${left} s are left.`, "warn")),
+      this.#countdown.start(secondsLeft, "The server will shut down in ", ".", (text) => this.#notice.say(text, "warn")),
     );
     conversation.on("error", ({ code, message }) => {
       this.#notice.say(sentence(message), "bad");
@@ -239,11 +250,12 @@ class TalkPage {
   }
 
   /** @param {import("../antiphon.js").Created} created */
-  #created({ recording, recordingId, recordingNotice }) {
+  #created({ recording, recordingId, recordingNotice, tools }) {
     this.#countdown.stop();
     this.#began = Date.now();
     this.#ticking = window.setInterval(() => this.#measures.time(duration(Date.now() - this.#began)), TICK_MS);
-    this.#detail.textContent = `${RECORDED[recording ?? ""] ?? ""} ${recordingNotice}`.trim();
+    const noted = tools === "not_called" ? "This model calls no tools." : "";
+    this.#detail.textContent = [RECORDED[recording ?? ""], recordingNotice, noted].filter(Boolean).join(" ");
     this.#links.dataset.recording = recording === "on" ? recordingId : "";
     this.#preview.srcObject = this.#conversation?.camera?.stream ?? null;
     this.#preview.hidden = !this.#preview.srcObject;

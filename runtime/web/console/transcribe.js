@@ -142,7 +142,7 @@ class TranscribePage {
         ...this.#consent.options(),
         ...connection(),
         signal,
-        onQueue: (place) => this.#countdown.queue(place, (text) => (this.#status.textContent = text)),
+        onQueue: (place) => this.#countdown.queue(place, this.#status),
         onEvent: (event) => this.#write(event),
         onEnd: (error) => this.#end(error),
       });

@@ -32,8 +32,14 @@ export function connect<T extends Options>(url: string, options: T): Promise<T["
  * @typedef {{type: "going_away", secondsLeft: number}} GoingAwayEvent the server will shut down
  * @typedef {{type: "words", text: string, startMs: number, endMs: number}} WordsEvent what the user said, where the server
  *   has a transcriber: words, or a part of one
+ * @typedef {{type: "call", id: string, name: string, arguments: string, unit: number}} CallEvent the model calls a tool;
+ *   `arguments`: a JSON object, as text
  * @typedef {{type: "closed", reason: string}} ClosedEvent
- * @typedef {ListenEvent | SpeechEvent | ErrorEvent | GoingAwayEvent | WordsEvent | ClosedEvent} SessionEvent
+ * @typedef {ListenEvent | SpeechEvent | CallEvent | ErrorEvent | GoingAwayEvent | WordsEvent | ClosedEvent} SessionEvent
+ * @typedef {(given: any, call: CallEvent) => unknown} ToolFunction takes the arguments, and returns text, or what JSON can
+ *   hold, or a promise of that
+ * @typedef {ToolFunction | {description?: string, parameters?: object, run?: ToolFunction}} Tool `parameters`: a JSON
+ *   schema; without `run` the program answers its calls by `giveResult`
  * @typedef {{prompt_tokens: number, completion_tokens: number, total_tokens: number}} Usage
  * @typedef {{type: "delta", text: string} | ErrorEvent
  *   | {type: "done", text: string, usage: Usage}} TranscriptEvent `done` ends an utterance
@@ -45,9 +51,9 @@ export function connect<T extends Options>(url: string, options: T): Promise<T["
  * @typedef {{type: string, [field: string]: unknown}} Content `data` may be bytes or samples
  * @typedef {{role: "system" | "user" | "assistant" | "tool", content?: string | Content[] | null,
  *   tool_calls?: ToolCall[], tool_call_id?: string}} Message
- * @typedef {{sessionId: string, recording?: string, recordingId: string,
- *   recordingNotice: string}} Created `recordingId` and `recordingNotice` are empty where there is none; a
- *   transcription does not say `recording`
+ * @typedef {{sessionId: string, recording?: string, recordingId: string, recordingNotice: string,
+ *   tools?: "called" | "not_called"}} Created `recordingId` and `recordingNotice` are empty where there is none; a
+ *   transcription does not say `recording`; `tools`: whether the model calls those that it was offered
  * @typedef {{
  *   readyState: number, bufferedAmount: number, binaryType: any,
  *   send(data: string): void, close(code?: number, reason?: string): void,
@@ -58,12 +64,14 @@ export function connect<T extends Options>(url: string, options: T): Promise<T["
  * @typedef {object} Options
  * @property {"audio" | "video" | "chat" | "transcription"} mode what the session carries
  * @property {"realtime" | "live"} [dialect] `live`: OpenAI's Live API, for mode `audio`, with `model` and
- *   without `config`, `voice`, `fork`, `onSent`, `interrupt`, `acknowledge` and the reason of a close
+ *   without `config`, `voice`, `tools`, `fork`, `onSent`, `interrupt`, `acknowledge` and the reason of a close
  * @property {string} [model] of `live`, which needs it, and of a transcription: by a name that the server knows it by;
  *   without it a transcription takes the server's
  * @property {string} [instructions] the system prompt; in chat a message says it
  * @property {object} [config] inference settings, as on the wire
  * @property {{ref_audio_base64?: string, tts_ref_audio_base64?: string}} [voice] as on the wire
+ * @property {Record<string, Tool>} [tools] functions that the model of a duplex session may call, by name: they run
+ *   while the session is read, and what they return goes back by itself. In chat each question has its own
  * @property {boolean} [record] false: the session is not to be recorded; a server that must refuses
  * @property {(place: QueuePlace) => void} [onQueue] is told each place in the queue
  * @property {(event: any) => void} [onEvent] is told what happens, instead of the iterator
@@ -142,6 +150,14 @@ export class DuplexSession {
     flush(): void;
     /** Make the model stop speaking, at once; what is held goes with it, 250 ms at least. */
     interrupt(): void;
+    /**
+     * Return what a tool without a function came to.
+     * @param {string} id of the call
+     * @param {string} output up to 4096 characters
+     */
+    giveResult(id: string, output: string): void;
+    /** Tell the model of an event, with the next second of sound. @param {string} text */
+    tell(text: string): void;
     /**
      * Say how much of the session's speech was played; the recording keeps it.
      * @param {number} playedMs since the session began
@@ -291,11 +307,36 @@ export type WordsEvent = {
     startMs: number;
     endMs: number;
 };
+/**
+ * the model calls a tool;
+ * `arguments`: a JSON object, as text
+ */
+export type CallEvent = {
+    type: "call";
+    id: string;
+    name: string;
+    arguments: string;
+    unit: number;
+};
 export type ClosedEvent = {
     type: "closed";
     reason: string;
 };
-export type SessionEvent = ListenEvent | SpeechEvent | ErrorEvent | GoingAwayEvent | WordsEvent | ClosedEvent;
+export type SessionEvent = ListenEvent | SpeechEvent | CallEvent | ErrorEvent | GoingAwayEvent | WordsEvent | ClosedEvent;
+/**
+ * takes the arguments, and returns text, or what JSON can
+ * hold, or a promise of that
+ */
+export type ToolFunction = (given: any, call: CallEvent) => unknown;
+/**
+ * `parameters`: a JSON
+ * schema; without `run` the program answers its calls by `giveResult`
+ */
+export type Tool = ToolFunction | {
+    description?: string;
+    parameters?: object;
+    run?: ToolFunction;
+};
 export type Usage = {
     prompt_tokens: number;
     completion_tokens: number;
@@ -353,13 +394,14 @@ export type Message = {
 };
 /**
  * `recordingId` and `recordingNotice` are empty where there is none; a
- * transcription does not say `recording`
+ * transcription does not say `recording`; `tools`: whether the model calls those that it was offered
  */
 export type Created = {
     sessionId: string;
     recording?: string;
     recordingId: string;
     recordingNotice: string;
+    tools?: "called" | "not_called";
 };
 export type WebSocketLike = {
     readyState: number;
@@ -389,7 +431,7 @@ export type Options = {
     mode: "audio" | "video" | "chat" | "transcription";
     /**
      * `live`: OpenAI's Live API, for mode `audio`, with `model` and
-     * without `config`, `voice`, `fork`, `onSent`, `interrupt`, `acknowledge` and the reason of a close
+     * without `config`, `voice`, `tools`, `fork`, `onSent`, `interrupt`, `acknowledge` and the reason of a close
      */
     dialect?: "realtime" | "live" | undefined;
     /**
@@ -412,6 +454,11 @@ export type Options = {
         ref_audio_base64?: string;
         tts_ref_audio_base64?: string;
     } | undefined;
+    /**
+     * functions that the model of a duplex session may call, by name: they run
+     * while the session is read, and what they return goes back by itself. In chat each question has its own
+     */
+    tools?: Record<string, Tool> | undefined;
     /**
      * false: the session is not to be recorded; a server that must refuses
      */

@@ -22,6 +22,7 @@
  * @property {{responseId: string, text: string}} turn the model has ended its turn
  * @property {{responseId: string, text: string, playedMs: number, cutMs: number, silentMs: number}} interrupted
  *   the turn was cut: so much was played and not, and so long after the event it was silent
+ * @property {import("./antiphon.js").CallEvent} call the model calls a tool: a function of `tools` runs by itself
  * @property {import("./echo.js").EchoEvent} echo the microphone was compared with the loudspeaker, after each two
  *   seconds of speech: `isHeard`, the model hears itself, and its user needs headphones
  * @property {import("./antiphon.js").ConnectionEvent} connection it is lost, or back
@@ -144,6 +145,10 @@ export type ConversationEvents = {
         cutMs: number;
         silentMs: number;
     };
+    /**
+     * the model calls a tool: a function of `tools` runs by itself
+     */
+    call: import("./antiphon.js").CallEvent;
     /**
      * the microphone was compared with the loudspeaker, after each two
      * seconds of speech: `isHeard`, the model hears itself, and its user needs headphones

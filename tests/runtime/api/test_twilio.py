@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.values.utf8 import Received
+from runtime.api.translated import TranslatedWebSocket
 from runtime.api.twilio import MARK_BYTES, PIECE_BYTES, Call, is_signed, signature_of
 from runtime.net.websocket import OnMessages, WebSocketClosed
 
@@ -48,7 +49,7 @@ class Socket:
     async def abort(self) -> None: ...
 
 
-async def heard(call: Call, socket: Socket, *messages: Any) -> list[Any]:
+async def heard(call: TranslatedWebSocket, socket: Socket, *messages: Any) -> list[Any]:
     """What the session gets of messages."""
     socket.messages = [it if isinstance(it, str) else json.dumps(it) for it in messages]
     found: list[Any] = []
@@ -77,7 +78,7 @@ def delta(item: str, count: int = SECOND) -> str:
 async def test_sound_goes_in_pieces_with_marks() -> None:
     """Twilio buffers a second that cannot be cut, or nobody knows how much was played."""
     socket = Socket()
-    call = Call(socket)
+    call = TranslatedWebSocket(socket, Call())
     await heard(call, socket, START)
     await call.send(delta("item_1"))
     pieces = [it for it in socket.sent if it["event"] == "media"]
@@ -90,7 +91,7 @@ async def test_sound_goes_in_pieces_with_marks() -> None:
 async def test_what_was_not_played_is_forgotten_once_the_response_is_over() -> None:
     """A session refuses it before; and marks that were cleared are taken for sound."""
     socket = Socket()
-    call = Call(socket)
+    call = TranslatedWebSocket(socket, Call())
     await heard(call, socket, START)
     await call.send(told("response.created"), delta("item_1"))
     await heard(call, socket, mark("item_1:1600"), mark("item_1:3200"))
@@ -117,7 +118,7 @@ async def test_what_was_not_played_is_forgotten_once_the_response_is_over() -> N
 async def test_nothing_is_cleared_where_all_was_played() -> None:
     """Each word of the caller cuts an answer that it has heard."""
     socket = Socket()
-    call = Call(socket)
+    call = TranslatedWebSocket(socket, Call())
     await heard(call, socket, START)
     await call.send(delta("item_1"), told("response.done"))
     await heard(call, socket, mark("item_1:8000"), mark("item_0:1"), mark("item_1:99999999"))
@@ -129,7 +130,7 @@ async def test_nothing_is_cleared_where_all_was_played() -> None:
 async def test_the_model_greets_once_both_are_there(is_early: bool) -> None:
     """A greeting is refused because there is no session yet, or is none."""
     socket = Socket()
-    call = Call(socket)
+    call = TranslatedWebSocket(socket, Call())
     if is_early:
         await call.send(told("session.created"))
     start = json.loads(json.dumps(START))
@@ -167,7 +168,7 @@ MESSAGE: Final = st.fixed_dictionaries(
 async def test_any_message_is_written_or_passed_on(messages: list[Any]) -> None:
     """A message ends the connection's task."""
     socket = Socket()
-    call = Call(socket)
+    call = TranslatedWebSocket(socket, Call())
     await call.send(delta("item_1", 160))
     await heard(call, socket, *messages)
 

@@ -17,6 +17,8 @@ from runtime.commands.doctor import Diagnosis, Finding, Question, examine
 from runtime.model.backends.minicpmo import device, machine
 from runtime.model.backends.minicpmo.checkpoint import WEIGHTS
 from runtime.model.backends.minicpmo.model import VOCODER, DuplexModel
+from tests.models.quantized import FORMS, rewrite
+from tests.models.random_model import write_checkpoint
 
 
 def antiphon(*arguments: str) -> Result:
@@ -118,6 +120,28 @@ def test_slots_that_do_not_fit_are_a_problem(
     monkeypatch.setattr(device, "free_bytes", lambda _: 40_000_000)
     assert examine(Question(model=str(checkpoint), slots=2)).would_serve
     assert "sessions fit" in problem(checkpoint, "memory", slots=500)
+
+
+def test_what_quantising_saves_is_told(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator with a small card would not know that the model can be served on it."""
+    (told,) = of(examine(Question(model=str(checkpoint))), "memory")
+    assert "sessions fit (with --quantize: int4 " in told.says
+    assert ", int8 " in told.says
+    found = examine(Question(model=str(checkpoint), quantize="int4"))
+    assert found.would_serve
+    assert replayed(checkpoint, quantize="int4").state == "ok"
+    plain = examine(Question(model=str(checkpoint))).memory
+    assert found.memory is not None
+    assert plain is not None
+    assert found.memory.weight_bytes < plain.weight_bytes
+    (tmp_path / "plain").mkdir()
+    copied, _ = rewrite(write_checkpoint(tmp_path / "plain"), tmp_path / "made", FORMS["awq"])
+    assert examine(Question(model=str(copied))).would_serve
+    (told,) = of(examine(Question(model=str(copied))), "memory")
+    assert "--quantize" not in told.says
+    assert "its files are quantised (awq)" in problem(copied, "memory", quantize="int8")
 
 
 def test_a_gpu_that_is_not_there_is_a_problem(

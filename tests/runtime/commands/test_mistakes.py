@@ -144,6 +144,16 @@ ROWS: Final = """
 1 | keys remove "a b" --file k.toml | k.toml: cannot be read: No such file or directory
 1 | keys remove anna --file nowhere/k.toml | nowhere: cannot be opened: No such file or directory
 2 | keys remove anna --yes --file k.toml | No such option '--yes'.
+2 | keys renew | Missing argument 'NAME'.
+2 | keys renew anna | Missing option '--file' (env var: 'ANTIPHON_KEYS').
+1 | keys renew anna --file missing.toml | missing.toml: cannot be read: No such file or directory
+2 | keys renew anna bert --file k.toml | Got unexpected extra argument (bert)
+2 | keys renew anna --file empty | Invalid value for '--file' (env var: 'ANTIPHON_KEYS'): File 'em
+1 | keys renew anna --file bad.toml | bad.toml: holds something that is not a [[key]]
+1 | keys renew anna --file notes.txt | notes.txt: is not TOML: Expected '=' after a key in a key/va
+1 | keys renew "a b" --file k.toml | k.toml: cannot be read: No such file or directory
+1 | keys renew anna --file nowhere/k.toml | nowhere: cannot be opened: No such file or directory
+2 | keys renew anna --sessions-max 3 --file k.toml | No such option '--sessions-max'.
 2 | keys ad anna | No such command 'ad'. Did you mean 'add'?
 2 | workers lst | No such command 'lst'. Did you mean 'list'?
 1 | workers list --url 127.0.0.1:1 | cannot connect to ws://127.0.0.1:1: connection refused; is a
@@ -459,5 +469,5 @@ def test_each_command_has_its_mistakes() -> None:
     counts = Counter(command_of(line) for _, line, _ in TABLE)
     commands = {name for group in GROUPS.values() for name in group} - WITHIN.keys()
     commands |= {f"{group} {name}" for group, table in WITHIN.items() for name in table}
-    commands |= {"keys add", "keys list", "keys remove"}
+    commands |= {"keys add", "keys list", "keys remove", "keys renew"}
     assert {name: counts[name] for name in commands if counts[name] < MISTAKES_MIN} == {}

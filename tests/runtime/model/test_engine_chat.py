@@ -32,7 +32,7 @@ from runtime.model.backends.minicpmo.work import Feed, Recall, See, Speak, Work
 from runtime.model.engine.backend import EngineBackend, EngineTurn
 from tests.models import random_model
 from tests.models.random_model import opening, picture, sound, unit
-from tests.project.sampling import sample
+from tests.project.sampling import ONE_LOOP, sample
 from tests.runtime.model.test_engine import FakeModel
 from tests.runtime.model.test_minicpmo_chat import ask, everything, facts, said, short_speech, wiped  # noqa: F401
 
@@ -81,6 +81,7 @@ def chunks_of(pieces: Sequence[Piece]) -> list[TurnChunk]:
     return [piece for piece in pieces if isinstance(piece, TurnChunk)]
 
 
+@pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 async def test_chats_and_sessions_at_once_get_what_they_get_alone(
     model: DuplexModel, alone: Alone
 ) -> None:
@@ -157,6 +158,7 @@ LONG: Final = Message(
 """Of several pictures, each of several slices, several sounds, and several blocks to be fed."""
 
 
+@pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 @pytest.mark.parametrize("kind", [See, Recall, Feed])
 async def test_an_interrupt_cuts_the_prefill(
     model: DuplexModel, alone: Alone, kind: type[Work], monkeypatch: pytest.MonkeyPatch
@@ -255,6 +257,7 @@ CUTS: Final[list[tuple[type[Work], int, int]]] = [
 ]
 
 
+@pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 @pytest.mark.parametrize(("kind", "at", "cut"), sample(CUTS, FEW_CUTS))
 async def test_a_cut_amid_speech_ends_it_and_is_found_again_by_a_replay(  # noqa: PLR0917
     model: DuplexModel,
@@ -354,6 +357,7 @@ async def test_errors_of_a_turn_are_told(model: DuplexModel) -> None:
         await EngineBackend(FakeModel()).chat(slot=0)
 
 
+@pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 async def test_a_chat_never_holds_a_unit_up_for_long(
     model: DuplexModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

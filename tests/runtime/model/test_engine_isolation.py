@@ -30,7 +30,7 @@ from tests.models.blocking import alone
 from tests.models.random_model import FEW_UNITS, IN_SLOTS, SLIDING, facts, picture, sound
 from tests.project.sampling import sample
 
-EXAMPLES = sample(100, 3)
+EXAMPLES = sample(100, 2)
 UNITS = sample(20, 12)
 SLOTS = 8
 MS = 1_000_000

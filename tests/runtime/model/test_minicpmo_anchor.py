@@ -33,6 +33,7 @@ from runtime.model.backends.streams import (
 from tests.models import random_model
 from tests.models.blocking import alone
 from tests.models.random_model import SMALL, changed, picture, sound
+from tests.project.sampling import sample
 
 LONG = changed(SMALL, {"max_position_embeddings": 8192})
 SEEDS = st.integers(-(2**63), 2**63 - 1)
@@ -184,7 +185,7 @@ def chunks(draw: st.DrawFn) -> list[tuple[tuple[int, ...], SamplingParams]]:
     ]
 
 
-@settings(max_examples=60)
+@settings(max_examples=sample(60, 20))
 @given(what=chunks(), carries=st.booleans(), others=st.integers(1, 3))
 def test_nothing_is_computed_twice(
     model: DuplexModel,
@@ -390,7 +391,7 @@ def test_a_prompt_that_does_not_fit_feeds_nothing(model: DuplexModel) -> None:
 
 
 @given(length=st.integers(1, 256), tokens=st.integers(1, 300))
-@settings(max_examples=30)
+@settings(max_examples=sample(30, 10))
 def test_the_context_ends_amid_an_answer(model: DuplexModel, length: int, tokens: int) -> None:
     """The last free place would be left empty, or one too many be written."""
     request = anchored(model)

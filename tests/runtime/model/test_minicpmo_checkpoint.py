@@ -250,7 +250,6 @@ def test_another_architecture_is_refused_by_name(change: Mapping[str, Any], name
         ("", "version", "2.6"),
         ("", "audio_chunk_length", 2.0),
         ("", "slice_mode", False),
-        ("", "quantization_config", {"quant_method": "gptq"}),
         ("", "rope_parameters", {"rope_type": "yarn"}),
         ("slice_config", "patch_size", 16),
         ("audio_config", "scale_embedding", True),

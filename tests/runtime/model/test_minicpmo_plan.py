@@ -8,14 +8,19 @@ import attrs
 import pytest
 import torch
 
+from protocol.values.limits import VOICE_STEPS
 from runtime.model.backends.minicpmo.checkpoint import build_parts
 from runtime.model.backends.minicpmo.config import ModelConfig, read_config
 from runtime.model.backends.minicpmo.device import plan, stores
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import FULL, full_config
+from runtime.model.backends.minicpmo.quantized import BITS, chosen
 from runtime.model.backends.minicpmo.voices import REFERENCES_MAX, planned
+from runtime.model.voice.config import FlowConfig, HiftConfig
+from runtime.model.voice.flow import Flow
+from runtime.model.voice.hift import Hift
 from runtime.model.voice.reference import CODES_FILE, SPEAKER_FILE
-from runtime.model.voice.vocoder import CODES_MAX, Chunk
+from runtime.model.voice.vocoder import CODES_MAX, Chunk, session_bytes
 from tests.models.random_model import CONFIG, SLIDING, SMALL, changed
 from tests.models.random_voice import STEPS, codes, reference, vocoder, write_folder
 
@@ -29,17 +34,22 @@ def config_of(raw: dict[str, object]) -> ModelConfig:
 
 
 @pytest.mark.parametrize("raw", SHAPES, ids=["tiny", "sliding", "small"])
+@pytest.mark.parametrize("quantize", [None, *BITS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_plan_is_what_the_model_takes(raw: dict[str, object], dtype: torch.dtype) -> None:
+def test_the_plan_is_what_the_model_takes(
+    raw: dict[str, object], dtype: torch.dtype, quantize: str | None
+) -> None:
     """A server would promise slots that do not fit, and die when they are taken."""
     config = config_of(raw)
-    parts = build_parts(config, dtype, CPU)
-    needs = plan(config, dtype)
+    parts = build_parts(config, dtype, CPU, chosen(config.quantization, quantize))
+    needs = plan(config, dtype, quantize)
     machine = Machine(parts, None, 2)
-    weights = parts.state_dict().values()
+    weights = parts.state_dict()
+    orders = sum(each.nbytes for key, each in weights.items() if key.endswith(".group_of"))
     assert needs.slot_bytes == machine.slot_bytes
-    assert needs.model_bytes == sum(weight.numel() * weight.element_size() for weight in weights)
-    assert sum(needs.parameters.values()) == sum(weight.numel() for weight in weights)
+    assert needs.model_bytes == sum(each.nbytes for each in weights.values()) - orders
+    plain = build_parts(config, dtype, torch.device("meta")).parameters()
+    assert sum(needs.parameters.values()) == sum(each.numel() for each in plain)
 
 
 def test_half_the_precision_takes_half_the_memory() -> None:
@@ -75,6 +85,31 @@ def test_the_full_shape_is_the_published_one() -> None:
     assert needs.session_bytes["audio"] < 147e6
     assert full_config().vision.siglip.num_hidden_layers == 26
     assert full_config(0.5).llm.num_hidden_layers == FULL["num_hidden_layers"] / 2
+
+
+def test_the_table_of_the_documentation_is_what_is_planned() -> None:
+    """An operator would buy a card on which the model does not fit."""
+    with torch.device("meta"):
+        modules = {"flow": Flow(FlowConfig()), "hift": Hift(HiftConfig())}
+    counts = {
+        name: sum(each.numel() for each in module.state_dict().values())
+        for name, module in modules.items()
+    }
+    rows = list[str]()
+    for quantize in (None, "int8", "int4"):
+        needs = plan(full_config(), torch.bfloat16, quantize)
+        weights = {"flow": 2 * counts["flow"], "hift": 4 * counts["hift"]}
+        voice = session_bytes(FlowConfig(), VOICE_STEPS, 2)
+        needs = attrs.evolve(
+            needs,
+            weight_bytes={**needs.weight_bytes, **weights},
+            session_bytes={**needs.session_bytes, "vocoder": voice},
+        )
+        fit = (needs.slots_that_fit(size * 10**9, CUDA) for size in (24, 48, 80, 141))
+        cells = [quantize or "as published", f"{needs.model_bytes / 1e9:.1f} GB", *map(str, fit)]
+        rows.append(f"| {' | '.join(cells)} |")
+    text = (Path(__file__).parents[3] / "docs" / "model.md").read_text("utf-8")
+    assert "\n".join(rows) in text, "\n".join(rows)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

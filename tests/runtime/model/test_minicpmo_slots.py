@@ -10,7 +10,9 @@ import anyio
 import attrs
 import pytest
 
+from protocol.values.limits import INPUTS_MAX
 from protocol.values.model import (
+    DuplexConfig,
     Finalized,
     Opening,
     PastUnit,
@@ -30,13 +32,14 @@ from runtime.model.backends.minicpmo import session as session_module
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.sampling import draws
-from runtime.model.backends.minicpmo.slots import FILE, GRAMMAR, OPEN
+from runtime.model.backends.minicpmo.slots import EVENTS_MAX, FILE, GRAMMAR, OPEN, TOO_LONG
 from runtime.model.backends.minicpmo.work import Feed, Work
 from runtime.model.engine.backend import EngineBackend
 from tests.models import random_model
 from tests.models.blocking import BlockingSession, alone
 from tests.models.makers import TOOLS
 from tests.models.random_model import IN_SLOTS, facts, opener, picture, unit
+from tests.project.sampling import ONE_LOOP, sample
 
 UNITS = 16
 OFFERED = (TOOLS["clock"], TOOLS["tide"])
@@ -212,19 +215,39 @@ def test_a_unit_whose_worker_was_lost_in_silence_is_rebuilt(
         assert plain(*rest[0]) == plain(*rest[1])
 
 
-def test_a_unit_with_too_many_events_is_refused_before_it_is_fed(start: random_model.Open) -> None:
-    """It would overrun the context while its silent part is decided (B10)."""
-    session = start(opening())
-    long = UnitInput(kind="result", call="t1", text="0" * 9000)
-    with pytest.raises(ContextFull, match="unit 0 may need"):
-        session.run_unit(unit(0, inputs=(long,)))
-    session.run_unit(unit(0))
+def result(text: str, call: str = "t1") -> UnitInput:
+    return UnitInput(kind="result", call=call, text=text)
+
+
+def test_an_event_that_is_too_long_is_an_error_in_its_place(model: DuplexModel) -> None:
+    """A result of a page would take the whole context, and end the session."""
+    slots = model.tokens.slots
+    assert slots is not None
+    long, short = result("0" * 2_000), UnitInput(kind="text", text="rain")
+    in_place = slots.events([result(TOO_LONG), short])
+    assert slots.events([long, short]) == in_place
+    assert slots.events([result("0" * 900), short]) != in_place
+    many = [result("0" * 900, f"t{number}") for number in range(INPUTS_MAX)]
+    assert len(slots.events(many)) <= EVENTS_MAX
+
+
+def test_results_end_no_session_whose_window_slides(start: random_model.Open) -> None:
+    """A client that answers at length would lose its session, though the oldest is forgotten."""
+    config = DuplexConfig(sliding_window="basic", generate_audio=False)
+    told = attrs.evolve(opening(), config=config, tools=(), instructions="0" * 6_400)
+    session = start(told)
+    lengths = []
+    for index in range(48):
+        session.run_unit(unit(index, inputs=(result("0" * 980),) if index == 44 else ()))
+        lengths.append(session.finalize(index, interrupted=False).kv_length)
+    assert min(lengths) > 6_400
+    assert lengths != sorted(lengths)
 
 
 def test_the_context_is_never_overrun(tmp_path: Path) -> None:
     """The worst case of a unit has its events, its speech and its silent part."""
     narrow = random_model.load(tmp_path, IN_SLOTS, {"max_position_embeddings": 212}, slots=1)
-    for words in range(24):  # So that the last unit begins at every distance from the end.
+    for words in sample(range(24), range(0, 24, 3)):  # The last unit begins at many distances.
         with opener(narrow, words) as open_one:
             short = random_model.opening(words, max_new_speak_tokens_per_chunk=1 + words % 2)
             said = attrs.evolve(short, instructions="x" * words)
@@ -301,6 +324,7 @@ def test_the_choices_of_a_checkpoint_are_in_its_fingerprint(tmp_path: Path) -> N
     assert {name for name in before if before[name] != after[name]} == {"slots"}
 
 
+@pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 @pytest.mark.anyio
 async def test_sessions_on_an_engine_do_not_change_each_other(
     model: DuplexModel, start: random_model.Open

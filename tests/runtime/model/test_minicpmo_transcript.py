@@ -28,6 +28,7 @@ from runtime.model.engine.engine import Engine
 from tests.models import random_model
 from tests.models.blocking import alone
 from tests.models.random_model import opening, sound, unit
+from tests.project.sampling import ONE_LOOP, sample
 from tests.runtime.model.test_engine import FakeModel
 from tests.runtime.model.test_engine_chat import answered, short
 from tests.runtime.model.test_minicpmo_anchor import wiped
@@ -122,7 +123,7 @@ def test_the_terminator_is_never_fed(wide: DuplexModel) -> None:
     transcript.release()
 
 
-@settings(max_examples=12)
+@settings(max_examples=sample(12, 5))
 @given(
     before=st.lists(st.integers(1, 4), max_size=3),
     seconds=st.integers(1, 4),
@@ -261,6 +262,7 @@ def written_alone(wide: DuplexModel) -> list[list[ChunkResult]]:
     return written
 
 
+@pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 @pytest.mark.anyio
 async def test_three_at_once_beside_all_else_write_what_they_write_alone(
     wide: DuplexModel, written_alone: list[list[ChunkResult]]

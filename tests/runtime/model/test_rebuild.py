@@ -45,7 +45,7 @@ from tests.runtime.model.test_engine_isolation import (
     tenants,
 )
 
-EXAMPLES = sample(100, 4)
+EXAMPLES = sample(100, 3)
 UNITS = 14
 SLOTS = 4
 SEED = 3
@@ -54,8 +54,12 @@ LONG = 36
 LOSSES = sample(tuple(range(1, LONG, 3)), (4, 13, 16, 34))
 """Units after which the long session is lost; the last needs more than two calls of a rebuild."""
 WINDOWS = ("off", "basic", "context")
-FEW_WINDOWS = sample(WINDOWS, WINDOWS[1:])
-"""Those that slide."""
+LAYOUTS = {"plain": (), "in slots": (IN_SLOTS,)}
+LOST = sample(
+    [(layout, window) for layout in LAYOUTS for window in WINDOWS],
+    [("plain", "basic"), ("in slots", "context")],
+)
+"""Layouts and windows of the long session: each that slides once. Hypothesis tries all pairs."""
 
 
 @attrs.frozen(kw_only=True)
@@ -72,7 +76,7 @@ class Done:
         return (*facts(self.result), *self.finalized)
 
 
-@pytest.fixture(scope="module", params=[(), (IN_SLOTS,)], ids=["plain", "in slots"])
+@pytest.fixture(scope="module", params=LAYOUTS)
 def models(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[DuplexModel, DuplexModel]]:
@@ -82,7 +86,7 @@ def models(
         patch.setattr("runtime.model.backends.minicpmo.state.BASIC_HIGH", 260)
         patch.setattr("runtime.model.backends.minicpmo.state.BASIC_LOW", 160)
         folder = tmp_path_factory.mktemp("model")
-        first = random_model.load(folder, SLIDING, FEW_UNITS, *request.param, slots=2)
+        first = random_model.load(folder, SLIDING, FEW_UNITS, *LAYOUTS[request.param], slots=2)
         yield first, DuplexModel.load(folder, slots=SLOTS)
 
 
@@ -262,7 +266,7 @@ def test_a_fast_rebuild_differs_by_rounding(
 # -- one session, lost after each of its units ---------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=FEW_WINDOWS)
+@pytest.fixture(scope="module")
 def recorded(
     request: pytest.FixtureRequest, models: tuple[DuplexModel, DuplexModel]
 ) -> tuple[Opening, list[Done]]:
@@ -289,6 +293,7 @@ def seconds(count: int) -> list[Second]:
     ]
 
 
+@pytest.mark.parametrize(("models", "recorded"), LOST, indirect=True)
 def test_wherever_a_session_is_lost_it_goes_on(
     models: tuple[DuplexModel, DuplexModel], recorded: tuple[Opening, list[Done]]
 ) -> None:
@@ -343,7 +348,7 @@ DAMAGES: dict[str, Damage] = {
 }
 
 
-@pytest.mark.parametrize("recorded", sample(WINDOWS, ("context",)), indirect=True)
+@pytest.mark.parametrize(("models", "recorded"), LOST, indirect=True)
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_past_is_refused(

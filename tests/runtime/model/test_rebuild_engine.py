@@ -51,7 +51,7 @@ from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.scripted import Call, ScriptedBackend, Step, default_script
 from runtime.model.engine.backend import EngineBackend
 from tests.models.random_model import facts, picture
-from tests.project.sampling import sample
+from tests.project.sampling import ONE_LOOP, sample
 from tests.runtime.model.test_engine import WAIT_S, Ask, FakeModel, FakeSession, enter
 from tests.runtime.model.test_minicpmo_chat import ask, everything, said
 
@@ -191,6 +191,7 @@ def compared(done: Sequence[tuple[Unit, UnitResult, Finalized]]) -> list[tuple[o
     return [(*facts(result), made) for _, result, made in done]
 
 
+@pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 @pytest.mark.parametrize("count", COUNTS)
 async def test_a_session_goes_on_on_another_worker(
     pair: Pair, never_lost: NeverLost, count: int
@@ -376,6 +377,7 @@ async def answered(
     )
 
 
+@pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 @pytest.mark.parametrize("cut", [None, 3])
 @pytest.mark.parametrize("number", [0, 1])
 async def test_a_turn_is_run_again_piece_by_piece(pair: Pair, number: int, cut: int | None) -> None:
@@ -402,6 +404,7 @@ async def heard(backend: Backend, seconds: Sequence[tuple[int, int]], slot: int)
     return results
 
 
+@pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 async def test_an_open_utterance_is_run_again(pair: Pair) -> None:
     """A transcript would have other words after a worker was lost."""
     seconds = [(utterance, index) for utterance in range(3) for index in range(4)]

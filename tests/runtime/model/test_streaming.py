@@ -25,6 +25,7 @@ from runtime.streaming import (
 from runtime.streaming.request import CHUNKS_WAITING_MAX
 from tests.models import random_model
 from tests.models.random_model import opening, picture, sound, unit
+from tests.project.sampling import ONE_LOOP
 from tests.runtime.model.test_engine_chat import answered, short
 from tests.runtime.model.test_minicpmo_anchor import wiped
 from tests.sessions.streaming import EXAMPLE, WAIT_S, Chunks, Gate, given_chunks, params, read
@@ -89,6 +90,7 @@ async def test_bunched_or_spaced_gives_the_same(backend: EngineBackend) -> None:
     assert {output.chunk for output in got} == set(range(8))
 
 
+@pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 async def test_three_at_once_do_not_touch_each_other(tmp_path_factory: Any) -> None:
     """What one is answered would depend on who else is served (B8)."""
     model = random_model.load(tmp_path_factory.mktemp("model"), slots=5)

@@ -96,6 +96,15 @@ def test_answers_what_it_knows_and_never_interrupts(model: DuplexModel, heldout:
     assert scores["ended_turn"] >= 0.9
 
 
+def test_quantised_to_8_bits_it_answers_as_well(heldout: Path) -> None:
+    """Who serves a model in half the memory would get another one."""
+    quantised = DuplexModel.load(FIXTURES / "tiny", slots=ROWS_MIN, quantize="int8")
+    scores = score_heldout(quantised, heldout)
+    assert scores["answered_right"] >= 0.9
+    assert scores["never_during_phrase"] >= 0.95
+    assert scores["ended_turn"] >= 0.9
+
+
 def test_stays_silent_through_silence_and_noise(model: DuplexModel, heldout: Path) -> None:
     """The demo would talk to an empty room."""
     assert not any(score_quiet(model, heldout).values())

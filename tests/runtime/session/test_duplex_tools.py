@@ -27,7 +27,8 @@ from recorder.format.steps import steps
 from recorder.read.reader import LogReader
 from replay.rerun.full import replay_fully
 from replay.rerun.logic import replay
-from runtime.model.backends.scripted import Call, ScriptedBackend, Step, calling
+from runtime.model.backends.base import SILENT_STEPS_MIN
+from runtime.model.backends.scripted import Call, ScriptedBackend, Speaks, Step, calling
 from runtime.session.setup import Parent
 from tests.sessions.in_memory import (
     Body,
@@ -217,6 +218,47 @@ def test_an_interrupt_loses_no_call(tmp_path: Path) -> None:
     assert list(fed(records).values()) == [(started("t1"),), (result("t1", "nine"),)]
 
 
+def test_an_interrupt_of_the_speech_cuts_the_silent_part(tmp_path: Path) -> None:
+    """A user who interrupts would wait for what the model writes, in some backends."""
+
+    def speaks(unit: Unit, _seed: int) -> Step:
+        speech = Speaks(text="one moment", pcm=bytes(96_000))
+        return Step(speech=speech, generate_s=0.8, steps=8) if unit.index == 2 else Step()
+
+    async def play(server: World) -> None:
+        peer = await server.activate("audio", tools=[CLOCK])
+        await talk(peer, 2)
+        peer.send(append_frame())
+        await anyio.sleep(0.5)
+        peer.send(append_frame(force_listen=True))
+        await talk(peer, 8)
+        assert len(peer.all("response.tool_call.done")) == 1
+        peer.send(close_frame())
+        await peer.over()
+
+    records = run(play, tmp_path, backend={"script": speaks, "calls": calling(arguments=LONG)})
+    silent = [it.fields["finalized"]["silent"] for it in records if it.kind == "finalize"]
+    assert (silent[2]["end"], len(silent[2]["decided_ids"])) == ("cut", SILENT_STEPS_MIN)
+    assert silent[3]["end"] == "budget"
+
+
+def test_a_session_without_tools_has_no_silent_part_to_cut(tmp_path: Path) -> None:
+    """Its log would hold cuts of what there is not."""
+
+    async def play(server: World) -> None:
+        peer = await server.activate("audio")
+        peer.send(*[append_frame()] * 5)
+        await talk(peer, 3)
+        peer.send(close_frame())
+        await peer.over()
+
+    def slow(_unit: Unit, _seed: int) -> Step:
+        return Step(finalize=Call(duration_s=0.3))
+
+    records = run(play, tmp_path, backend={"script": slow})
+    assert not [it for it in records if it.fields.get("type") == "InterruptUnit"]
+
+
 def test_a_failed_unit_feeds_its_events_with_the_next(tmp_path: Path) -> None:
     """A result was lost with the unit that was undone."""
 
@@ -329,6 +371,34 @@ def test_a_lost_worker_loses_no_call_and_no_result(tmp_path: Path) -> None:
     records = run(play, tmp_path, backend=backend, is_full=False, load=load)
     assert list(fed(records).values()) == [(started("t1"),), (result("t1", "nine"),)]
     assert any(record.fields.get("type") == "Rebuilt" for record in records)
+
+
+def test_the_time_of_calls_stands_still_while_the_model_is_rebuilt(tmp_path: Path) -> None:
+    """A call would be over before its result could be given to a model."""
+
+    def dies(unit: Unit, _seed: int) -> Step:
+        return Step(finalize=Call(fault="gone") if unit.index == 4 else Call())
+
+    async def load(_place: int) -> ScriptedBackend:
+        await anyio.sleep(20)
+        return ScriptedBackend(listening, duplex_tools=True)
+
+    async def play(server: World) -> None:
+        peer = await server.activate("audio", tools=[CLOCK])
+        await talk(peer, 3)
+        call = await peer.heard("response.tool_call.done")
+        await talk(peer, CALL_RESULT_S + 10)
+        peer.send(result_frame(call))
+        await talk(peer, 2)
+        assert not [it for it in peer.all("error") if it["error"]["type"] == "client_error"]
+        await talk(peer, CALL_RESULT_S)
+        peer.send(close_frame())
+        await peer.over()
+
+    records = run(play, tmp_path, backend={"script": dies}, is_full=False, load=load)
+    told = [it for each in fed(records).values() for it in each if it.kind == "result"]
+    assert told[0] == result("t1", "nine")
+    assert result("t2", "error: no answer in time") in told  # of the second call, made at 12 s
 
 
 def test_a_client_that_is_back_gets_its_call_and_answers(tmp_path: Path) -> None:

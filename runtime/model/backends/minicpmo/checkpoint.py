@@ -1,7 +1,8 @@
 """A checkpoint in the published layout: the model's modules, and how their weights are loaded.
 
 `Parts` holds all modules under the published keys. No content of a checkpoint is executed. Every
-key must be known, present, of the right shape and finite; the error lists all that are not.
+key must be known, present, of the right shape and finite; the error lists all that are not. Layers
+of the language model may be quantised (`quantized.py`).
 
 The speech decoder turns a turn's text and hidden states into speech codes, 25 a second: a Llama
 over embeddings. A chunk feeds one condition per text token (its embedding plus the L2-normalised
@@ -11,8 +12,10 @@ cache lasts for the turn, so a chunk continues the speech before it.
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -20,13 +23,26 @@ from typing import Any, Final
 import attrs
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils.parametrizations import weight_norm
-from transformers import LlamaModel, Qwen3ForCausalLM
+from transformers import LlamaModel, Qwen3Config, Qwen3ForCausalLM
 
 from .audio import AudioEncoder, AudioProjection, MelFrontEnd
-from .config import ModelConfig, TtsConfig
+from .config import ModelConfig, TtsConfig, load_config
+from .quantized import (
+    BITS,
+    INTEGERS,
+    KEY,
+    LAYERS,
+    Quantization,
+    QuantizedLinear,
+    chosen,
+    gptq_tensors,
+    is_quantizable,
+    written_quantization,
+)
 from .vision import Resampler, VisionTower
 
 # -- the speech decoder -------------------------------------------------------------------------
@@ -105,8 +121,38 @@ class SpeechDecoder(nn.Module):
 # -- all modules --------------------------------------------------------------------------------
 
 
+def language_model(
+    config: Qwen3Config, how: Quantization | None, layers: Set[str] | None
+) -> Qwen3ForCausalLM:
+    """Build the stock model, some of whose linear layers are quantised, None: all of them.
+
+    Its blocks are built one by one, since all of them may not fit into memory before.
+    """
+    if how is None:
+        return Qwen3ForCausalLM(config)
+    short = copy.deepcopy(config)
+    short.num_hidden_layers = 1
+    llm = Qwen3ForCausalLM(short)
+    blocks = llm.model.layers
+    for index in range(config.num_hidden_layers):
+        if index:
+            blocks.append(type(blocks[0])(config, index))
+        for name, stock in list(blocks[index].named_modules()):
+            if isinstance(stock, nn.Linear) and (
+                layers is None or f"{LAYERS}{index}.{name}" in layers
+            ):
+                inputs, outputs = stock.in_features, stock.out_features
+                made = QuantizedLinear(inputs, outputs, how.bits, how.groups(inputs))
+                blocks[index].set_submodule(name, made)
+    llm.config = llm.model.config = config
+    return llm
+
+
 class Parts(nn.Module):
     """Language model, vision tower and resampler, audio encoder and projection, speech decoder.
+
+    Args:
+        how: quantises the language model's `layers`, None: all of them.
 
     Attributes:
         vpm: pictures to patches, which `resampler` turns into embeddings.
@@ -115,11 +161,16 @@ class Parts(nn.Module):
         front_end: sound to mel frames; tables only, always on the host.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        how: Quantization | None = None,
+        layers: Set[str] | None = None,
+    ) -> None:
         super().__init__()
         self.config = config
         width = int(config.llm.hidden_size)
-        self.llm = Qwen3ForCausalLM(config.llm)
+        self.llm = language_model(config.llm, how, layers)
         self.vpm = VisionTower(config.vision)
         self.resampler = Resampler(config.vision, width)
         self.apm = AudioEncoder(config.audio)
@@ -153,6 +204,8 @@ class Parts(nn.Module):
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 SUFFIX: Final = ".safetensors"
+CONFIG: Final = "config.json"
+CODES: Final = ".qweight"
 UNUSED: Final = frozenset({"tts.model.embed_tokens.weight"})
 """Keys of the published checkpoint that are not used in computation."""
 LISTED_MAX: Final = 20
@@ -198,10 +251,16 @@ def _defaults(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def build_parts(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Parts:
-    """Build the modules with arbitrary weights, for inference."""
+def build_parts(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    how: Quantization | None = None,
+    layers: Set[str] | None = None,
+) -> Parts:
+    """Build the modules with arbitrary weights, for inference; see `Parts`."""
     with _defaults(dtype, device):
-        parts = Parts(config)
+        parts = Parts(config, how, layers)
     return parts.requires_grad_(False).eval()
 
 
@@ -209,6 +268,38 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """The shape of every weight by key, without allocating them."""
     parts = build_parts(config, torch.float32, torch.device("meta"))
     return {key: tuple(value.shape) for key, value in parts.state_dict().items()}
+
+
+def quantized_layers(folder: Path) -> frozenset[str]:
+    """The language model's layers whose weights a folder's files have as codes."""
+    found = set[str]()
+    for path in weight_files(folder):
+        with _opened(path) as file:
+            keys = sorted(file.keys())
+            found |= {key.removesuffix(CODES) for key in keys if key.endswith(CODES)}
+    return frozenset(name for name in found if name.startswith(LAYERS))
+
+
+def expected(config: ModelConfig, folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor that a folder's files must have, by key.
+
+    `OSError`: a file is missing; `CheckpointError`: a file is damaged.
+    """
+    found, how = shapes(config), config.quantization
+    if how is None:
+        return found
+    names = [
+        name
+        for name in quantized_layers(folder)
+        if is_quantizable(key := f"{name}.weight", found.get(key, ()))
+    ]
+    if not names:
+        raise CheckpointError(f"config.json says {how.method}, but no layer is quantised")
+    for name in names:
+        outputs, inputs = found.pop(f"{name}.weight")
+        parts = how.shapes(outputs, inputs)
+        found |= {f"{name}.{part}": shape for part, shape in parts.items()}
+    return found
 
 
 @attrs.frozen(kw_only=True)
@@ -262,11 +353,14 @@ def survey(wanted: Mapping[str, tuple[int, ...]], folder: Path) -> Survey:
                     unknown.append(key)
                     continue
                 missing.discard(key)
-                shape = tuple(file.get_slice(key).get_shape())
-                if shape == wanted[key]:
-                    tensors += 1
-                else:
+                found = file.get_slice(key)
+                shape, dtype = tuple(found.get_shape()), found.get_dtype()
+                if shape != wanted[key]:
                     misshaped.append(f"{key} {shape} not {wanted[key]}")
+                elif key.endswith(INTEGERS) and dtype != "I32":
+                    misshaped.append(f"{key} {dtype} not I32")
+                else:
+                    tensors += 1
     return Survey(
         tensors=tensors,
         missing=tuple(sorted(missing)),
@@ -280,27 +374,99 @@ def load_parts(
     folder: Path,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
+    quantize: str | None = None,
 ) -> Parts:
     """Build the modules for inference and load every weight, converted to `dtype`.
 
+    The layers that may be quantised are, if the files say so or `quantize` does, one of `BITS`.
     `OSError`: a file is missing; `CheckpointError`: a key is unknown, missing, misshaped or not
-    finite, or a file damaged.
+    finite, or a file damaged; `ValueError`: the checkpoint is quantised already.
     """
-    problems = survey(shapes(config), folder).problems
+    how = chosen(config.quantization, quantize)
+    problems = survey(expected(config, folder), folder).problems
     if problems:
         raise CheckpointError("the checkpoint does not fit its config: " + "; ".join(problems))
-    parts = build_parts(config, dtype, torch.device(device))
+    layers = None if config.quantization is None else quantized_layers(folder)
+    parts = build_parts(config, dtype, torch.device(device), how, layers)
     wanted, broken = parts.state_dict(), list[str]()
+    quantised = {
+        name: each for name, each in parts.named_modules() if isinstance(each, QuantizedLinear)
+    }
+    waiting = dict[str, dict[str, torch.Tensor]]()
     for path in weight_files(folder):
         with _opened(path) as file:
             for key in sorted(set(file.keys()) - UNUSED):
-                weight = wanted[key].copy_(file.get_tensor(key))
-                if not _is_finite(weight):
+                tensor = file.get_tensor(key)
+                name, _, part = key.rpartition(".")
+                if name not in quantised:
+                    tensor = wanted[key].copy_(tensor)
+                else:  # Taken when all of the layer's tensors are there.
+                    waiting.setdefault(name, {})[part] = tensor = tensor.to(device)
+                    if _take(quantised[name], name, waiting[name], config.quantization):
+                        tensor = quantised[name].scales if part == "weight" else tensor
+                        del waiting[name]
+                if not _is_finite(tensor):
                     broken.append(key)
     if broken:
         kind = f"keys with numbers that are not finite in {str(dtype).removeprefix('torch.')}"
         raise CheckpointError("; ".join(_listed(kind, tuple(sorted(broken)))))
     return parts
+
+
+def save_quantized(folder: Path, into: Path, quantize: str) -> None:
+    """Write a checkpoint with the language model's layers quantised, in GPTQ's form.
+
+    `FileExistsError`: `into` exists; other errors are those of `load_parts`.
+    """
+    if into.exists():
+        raise FileExistsError(f"{into} exists")
+    config, bits = load_config(folder / CONFIG), BITS[quantize]
+    chosen(config.quantization, quantize)
+    if problems := survey(expected(config, folder), folder).problems:
+        raise CheckpointError("the checkpoint does not fit its config: " + "; ".join(problems))
+    files = weight_files(folder)
+    part = into.with_name(f"{into.name}.part")
+    others = shutil.ignore_patterns(INDEX, CONFIG, *(path.name for path in files))
+    shutil.copytree(folder, part, ignore=others)
+    places = dict[str, str]()
+    for path in files:
+        kept = dict[str, torch.Tensor]()
+        with _opened(path) as file:
+            for key in sorted(file.keys()):
+                tensor, name = file.get_tensor(key), key.rpartition(".")[0]
+                if is_quantizable(key, tensor.shape):
+                    made = gptq_tensors(tensor, bits)
+                    kept |= {f"{name}.{suffix}": each for suffix, each in made.items()}
+                else:
+                    kept[key] = tensor
+        save_file(kept, part / path.name, metadata={"format": "pt"})
+        places |= dict.fromkeys(kept, path.name)
+    if files != [folder / WEIGHTS]:
+        index = {"metadata": {}, "weight_map": places}
+        (part / INDEX).write_text(json.dumps(index), encoding="utf-8")
+    raw = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    raw[KEY] = written_quantization(bits)
+    (part / CONFIG).write_text(json.dumps(raw, indent=2), encoding="utf-8")
+    part.rename(into)
+
+
+def _take(
+    layer: QuantizedLinear,
+    name: str,
+    found: Mapping[str, torch.Tensor],
+    how: Quantization | None,
+) -> bool:
+    """Fill a quantised layer, if all of its tensors are there."""
+    if how is None:
+        layer.quantize(found["weight"])
+        return True
+    if len(found) < len(how.shapes(layer.out_features, layer.in_features)):
+        return False
+    try:
+        layer.read(found, how)
+    except ValueError as error:
+        raise CheckpointError(f"{name}: {error}") from error
+    return True
 
 
 def _is_finite(weight: torch.Tensor) -> bool:

@@ -22,6 +22,7 @@ from transformers import LlamaConfig, Qwen3Config, SiglipVisionConfig, WhisperCo
 from protocol.values.model import INPUT_RATE_HZ
 
 from .attention import ATTENTION
+from .quantized import KEY, Quantization, read_quantization, with_quantization
 
 FFT: Final = 400
 """Samples of a mel frame."""
@@ -36,7 +37,6 @@ REQUIRED: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
             "audio_chunk_length": 1.0,
             "hidden_act": "silu",
             "model_type": "minicpmo",
-            "quantization_config": None,
             "rope_parameters": None,
             "rope_scaling": None,
             "slice_mode": True,
@@ -162,7 +162,8 @@ class ModelConfig:
     """The values of `config.json` that the modules are built from.
 
     `name`: the file's, or else the folder's. `llm`: the language model's config. `transcribes`:
-    trained to transcribe second by second; not a key of published files.
+    trained to transcribe second by second; not a key of published files. `quantization`: of the
+    language model's layers; None: they are not quantised.
     """
 
     name: str
@@ -171,6 +172,7 @@ class ModelConfig:
     vision: VisionConfig
     tts: TtsConfig
     transcribes: bool = False
+    quantization: Quantization | None = None
 
     @property
     def context_limit(self) -> int:
@@ -310,6 +312,7 @@ def read_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
         vision=_vision(raw),
         tts=_tts(raw),
         transcribes=transcribes,
+        quantization=read_quantization(raw.get(KEY)),
     )
     if config.tts.llm_dim != config.llm.hidden_size:
         raise ValueError(
@@ -320,11 +323,13 @@ def read_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
 
 
 def load_config(path: Path) -> ModelConfig:
-    """Read a `config.json`; a `preprocessor_config.json` in its folder must agree with it.
+    """Read a `config.json`, with what other files in its folder say about it.
+
+    A `preprocessor_config.json` must agree with it.
 
     `OSError`: it cannot be read; `ValueError`: one of them is not a JSON object, or not supported.
     """
-    config = read_config(_read(path), path.parent.name)
+    config = read_config(with_quantization(_read(path), path.parent), path.parent.name)
     if (beside := path.parent / PREPROCESSOR).exists():
         _check_preprocessor(_read(beside), config)
     return config

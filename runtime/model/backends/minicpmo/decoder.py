@@ -21,12 +21,14 @@ it, torch's own operators compute the same, in more launches.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from inspect import signature
 from itertools import groupby
 from typing import Any, Final
 
 import attrs
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from .attention import KvSlots, Places, Row, SlotCache, Spans, joined
@@ -134,6 +136,16 @@ def _tried(
 # -- the forward pass in few launches, for GPUs -------------------------------------------------
 
 ACTIVATION: Final = "silu"
+Product = Callable[[Tensor], Tensor]
+"""Multiplies rows by weights."""
+
+
+def product_of(*parts: nn.Module) -> Product:
+    """The product with some layers, side by side; one product, unless a layer is quantised."""
+    stock = [part for part in parts if isinstance(part, nn.Linear)]
+    if len(stock) == len(parts):
+        return partial(F.linear, weight=joined(*stock))
+    return lambda x: torch.cat([part(x) for part in parts], -1)
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -142,19 +154,19 @@ class Layer:
 
     Attributes:
         first, second: of the norms before attention and before the gated product, (width,).
-        qkv: queries, keys and values, ((heads + 2 groups) D, width).
-        out: (width, heads D).
-        both: the gate and what it gates, (2 inner, width).
-        down: (width, inner).
+        qkv: multiplies by queries, keys and values, (N, width) -> (N, (heads + 2 groups) D).
+        out: (N, heads D) -> (N, width).
+        both: by the gate and what it gates, (N, width) -> (N, 2 inner).
+        down: (N, inner) -> (N, width).
         scale: of the products of queries and keys.
     """
 
     first: Tensor
     second: Tensor
-    qkv: Tensor
-    out: Tensor
-    both: Tensor
-    down: Tensor
+    qkv: Product
+    out: Product
+    both: Product
+    down: Product
     rotation: Rotation
     scale: float
 
@@ -210,10 +222,10 @@ class FusedDecoder:
         return Layer(
             first=layer.input_layernorm.weight,
             second=layer.post_attention_layernorm.weight,
-            qkv=joined(attention.q_proj, attention.k_proj, attention.v_proj),
-            out=attention.o_proj.weight,
-            both=joined(mlp.gate_proj, mlp.up_proj),
-            down=mlp.down_proj.weight,
+            qkv=product_of(attention.q_proj, attention.k_proj, attention.v_proj),
+            out=attention.o_proj,
+            both=product_of(mlp.gate_proj, mlp.up_proj),
+            down=mlp.down_proj,
             rotation=Rotation(
                 heads=heads, groups=groups, norms=norms, eps=self._eps, cos=cos, sin=sin
             ),
@@ -228,12 +240,12 @@ class FusedDecoder:
         following = [*(layer.first for layer in self._layers[1:]), self._norm]
         for index, (layer, after) in enumerate(zip(self._layers, following, strict=True)):
             keys, values = self.store.layer(index)  # (positions, K, D)
-            qkv = F.linear(x, layer.qkv)  # (N, (H + 2 K) D)
+            qkv = layer.qkv(x)  # (N, (H + 2 K) D)
             queries = operators.rotate(qkv, layer.rotation, spans.places, keys, values)
             seen = spans.attend(queries, keys, values, layer.scale)  # (N, H, D)
-            x = F.linear(seen.flatten(1), layer.out)  # (N, width)
+            x = layer.out(seen.flatten(1))  # (N, width)
             x = operators.norm(x, residual, layer.second, self._eps)
-            x = F.linear(operators.gate(F.linear(x, layer.both)), layer.down)
+            x = layer.down(operators.gate(layer.both(x)))
             x = operators.norm(x, residual, after, self._eps)
         return x
 
@@ -266,11 +278,17 @@ class RowByRow:
         positions = (starts[:, None] + torch.arange(count)).to(x.device)
         model, store = self.stock.model, self.stock.store
         groups = int(model.config.num_attention_heads) // store.keys.shape[2]
-        cache = SlotCache(store, rows, count, groups)
-        out = model(inputs_embeds=x, position_ids=positions, past_key_values=cache, use_cache=True)
+        kept = {_cache_name(model.__class__): SlotCache(store, rows, count, groups)}
+        out = model(inputs_embeds=x, position_ids=positions, use_cache=True, **kept)
         hidden: Tensor = out.last_hidden_state[: len(works), -1]
         logits = self.stock.head(_padded(hidden, self.means.rows_min)).float()[: len(works)]
         return hidden, logits
+
+
+@cache
+def _cache_name(kind: Any) -> str:
+    """Return the name of a stock model's cache, which transformers 5.24 changed."""
+    return "cache" if "cache" in signature(kind.forward).parameters else "past_key_values"
 
 
 def _padded(rows: Tensor, count: int) -> Tensor:

@@ -23,6 +23,7 @@ from ..base import DeviceLost
 from .audio import BUFFER_MAX
 from .checkpoint import shapes
 from .config import HOP, UNIT_FRAMES, ModelConfig
+from .quantized import chosen, is_quantizable
 
 # -- the device, and copies to it and from it ---------------------------------------------------
 
@@ -209,7 +210,7 @@ class MemoryPlan:
 
     Attributes:
         parameters: count by part of the model: `llm`, `vpm`, ...
-        weight_bytes: by part, in the format computed in.
+        weight_bytes: by part, in the format computed in, or quantised.
         session_bytes: per session on the device, for `llm`, `tts`, `audio`, `vocoder`.
         host_bytes: per session on the host.
         voices_bytes: on the host, for reading reference audio; the same for any number of sessions.
@@ -243,16 +244,24 @@ class MemoryPlan:
         return max(0, room // self.each_bytes(device))
 
 
-def plan(config: ModelConfig, dtype: torch.dtype) -> MemoryPlan:
-    """Plan the memory of a model; `voices.planned` adds that of a published voice."""
-    parameters: dict[str, int] = {}
+def plan(config: ModelConfig, dtype: torch.dtype, quantize: str | None = None) -> MemoryPlan:
+    """Plan the memory of a model; `voices.planned` adds that of a published voice.
+
+    `ValueError`: see `quantized.chosen`.
+    """
+    how = chosen(config.quantization, quantize)
+    parameters, weights = dict[str, int](), dict[str, int]()
     for key, shape in shapes(config).items():
-        part = key.partition(".")[0]
-        parameters[part] = parameters.get(part, 0) + math.prod(shape)
+        part, count = key.partition(".")[0], math.prod(shape)
+        size = count * dtype.itemsize
+        if how is not None and is_quantizable(key, shape):
+            size = how.layer_bytes(*shape)
+        parameters[part] = parameters.get(part, 0) + count
+        weights[part] = weights.get(part, 0) + size
     sessions = {name: store.slot_bytes(dtype) for name, store in stores(config).items()}
     return MemoryPlan(
         parameters=parameters,
-        weight_bytes={name: count * dtype.itemsize for name, count in parameters.items()},
+        weight_bytes=weights,
         session_bytes={**sessions, "vocoder": 0},
         host_bytes=COPIES * SAMPLE_BYTES * (BUFFER_MAX + BUFFER_MAX // HOP),
     )

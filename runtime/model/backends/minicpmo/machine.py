@@ -25,6 +25,7 @@ from .config import UNIT_FRAMES, ModelConfig
 from .decoder import Decoder, FusedDecoder, Operators, RowByRow, Stock, Together, try_operators
 from .device import StoreShape, raising_device_lost, send, stores
 from .logits import CodeChooser, CodeLogits, Shortlists, rows_on_host
+from .quantized import QuantizedLinear
 from .tokens import Tokens
 from .vision import FusedVision
 from .vocoder import Pcm, Prepare, Sounding, Vocoder
@@ -266,15 +267,18 @@ def token_rows(config: ModelConfig) -> tuple[int, ...]:
 
 def rows_are_independent(parts: Parts) -> bool:
     """Test with the loaded weights whether a row's bits are its own from `ROWS_MIN` rows on."""
-    seen: set[tuple[int, ...]] = set()
+    seen = set[tuple[object, ...]]()
     with torch.inference_mode():
         for module in parts.modules():
-            if not isinstance(module, nn.Linear) or tuple(module.weight.shape) in seen:
+            if not isinstance(module, nn.Linear | QuantizedLinear):
                 continue
-            seen.add(tuple(module.weight.shape))
+            kind = (type(module), module.out_features, module.in_features)
+            if kind in seen:
+                continue
+            seen.add(kind)
             generator = torch.Generator().manual_seed(0)
             x = torch.randn(PROBE_ROWS[-1], module.in_features, generator=generator)
-            x = x.to(module.weight)
+            x = x.to(parts.llm.lm_head.weight)
             whole = module(x)
             if not all(torch.equal(module(x[:count]), whole[:count]) for count in PROBE_ROWS):
                 return False

@@ -54,10 +54,14 @@ VOCODER: Final = Path("assets/token2wav")
 NUMERICS: Final = "2"
 """Version of our arithmetic, raised by each change that gives other bits for the same weights and
 input. Version 2 scales pictures as Pillow does; logs without a version are of 1."""
+QUANTIZE: Final = "quantize"
+"""In a fingerprint: how the weights were quantised when they were loaded."""
 LIBRARIES: Final = ("torch", "transformers", "tokenizers", "numpy", "simplejpeg")
 
 
-def fingerprint(folder: Path, machine: Machine, tokens: Tokens) -> Mapping[str, str]:
+def fingerprint(
+    folder: Path, machine: Machine, tokens: Tokens, quantize: str | None = None
+) -> Mapping[str, str]:
     """The facts that a full replay compares: file hashes, versions, this process's arithmetic."""
     files = {
         "weights": weight_files(folder),
@@ -80,6 +84,7 @@ def fingerprint(folder: Path, machine: Machine, tokens: Tokens) -> Mapping[str, 
         "model": machine.config.name,
         **hashes,
         "numerics": NUMERICS,
+        **({} if quantize is None else {QUANTIZE: quantize}),
         **({} if tokens.slots is None else {"slots": tokens.slots.policy.digest}),
         **({"voice": "none"} if vocoder is None else vocoder.fingerprint),
         **{name: _version(name) for name in LIBRARIES},
@@ -128,6 +133,7 @@ class DuplexModel:
         dtype: torch.dtype = torch.float32,
         exact: bool = False,
         voice_steps: int = VOICE_STEPS,
+        quantize: str | None = None,
     ) -> DuplexModel:
         """Load a model.
 
@@ -138,6 +144,7 @@ class DuplexModel:
             dtype: of weights, keys and values.
             exact: make results bitwise independent of the batch, if possible; see `info`.
             voice_steps: of the published voice's flow.
+            quantize: how the language model's weights are quantised, one of `quantized.BITS`.
 
         `OSError`: a file is missing; `ValueError`: the config, the tokenizer or the weights do not
         fit each other.
@@ -147,7 +154,7 @@ class DuplexModel:
             compute_repeatably()
         config = load_config(folder / "config.json")
         tokens = load_tokens(folder, config)
-        parts = load_parts(config, folder, dtype, device)
+        parts = load_parts(config, folder, dtype, device, quantize)
         vocoder = load_vocoder(
             folder / VOCODER,
             slots=slots,
@@ -161,7 +168,7 @@ class DuplexModel:
         where = parts.llm.lm_head.weight.device
         means = means_on(where, slots, exact=exact)
         machine = Machine(parts, vocoder, slots, shortlists_on(where, tokens), means=means)
-        return cls.of(machine, tokens, fingerprint(folder, machine, tokens))
+        return cls.of(machine, tokens, fingerprint(folder, machine, tokens, quantize))
 
     @classmethod
     def of(cls, machine: Machine, tokens: Tokens, facts: Mapping[str, str]) -> DuplexModel:

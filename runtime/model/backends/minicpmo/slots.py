@@ -145,6 +145,10 @@ FED: Final = "<|non_spoken_budget_reached|>"
 # -- what a checkpoint chooses ------------------------------------------------------------------
 
 FILE: Final = "slots.json"
+EVENTS_MAX: Final = 1_024
+"""Tokens of all events that a unit feeds: three pages of text; a window leaves room for them."""
+TOO_LONG: Final = "error: this is too long"
+"""In place of a text that goes beyond."""
 BUDGET_MAX: Final = 64
 """Tokens of a unit's silent part: at 15 ms each, a second."""
 MAKERS: Final = "minicpm_o5_sdk.tool_serializer"
@@ -298,14 +302,30 @@ class Slots:
         return [*parts, (*self.events(inputs), *self.of("<ai_spoken_slot>"))]
 
     def events(self, inputs: Sequence[UnitInput]) -> tuple[int, ...]:
-        """The slot of a unit's events; empty if it has none."""
+        """The slot of a unit's events; empty if it has none. Texts without room are an error."""
         if not inputs:
             return ()
-        events = [index for each in inputs for index in self._event(each)]
+        texts = [self._text(each.text) for each in inputs]
+        room = EVENTS_MAX - 2 - sum(len(self._event(each, ())) for each in inputs)
+        if sum(map(len, texts)) > room:
+            texts = self._fitted(texts, room)
+        parts = map(self._event, inputs, texts)
+        events = [index for part in parts for index in part]
         return (*self.of("<input_event_slot>"), *events, *self.of("</input_event_slot>"))
 
-    def _event(self, event: UnitInput) -> tuple[int, ...]:
-        text = self._text(event.text)
+    def _fitted(self, texts: Sequence[tuple[int, ...]], room: int) -> list[tuple[int, ...]]:
+        """Put an error in the place of the texts that do not fit; the first ones go first."""
+        refused = self._text(TOO_LONG)
+        room -= len(refused) * len(texts)
+        fitted = []
+        for text in texts:
+            more = max(0, len(text) - len(refused))
+            fits = more <= max(room, 0)
+            room -= more * fits
+            fitted.append(text if fits else refused)
+        return fitted
+
+    def _event(self, event: UnitInput, text: tuple[int, ...]) -> tuple[int, ...]:
         if event.kind == "text":
             return (*self.of("<standalone_event>"), *text, *self.of("</standalone_event>"))
         said = self.of("<|tool_started|>")

@@ -34,7 +34,7 @@ from .attention import Kept
 from .audio import MelCarry, samples_of
 from .checkpoint import Parts
 from .machine import Machine
-from .slots import Lane
+from .slots import EVENTS_MAX, Lane
 from .tokens import Tokens
 from .vocoder import Voicing
 from .work import Fed, Feed, Recall, Steps
@@ -222,6 +222,8 @@ BASIC_HIGH: Final = 8000
 BASIC_LOW: Final = 6000
 CONTEXT_UNITS: Final = 24
 PREVIOUS_TOKENS: Final = 500
+EVENTS_SHARE: Final = 8
+"""Part of a small context that is left for the events of a unit."""
 GENERATED_MAX: Final = 19
 """Tokens that a unit may generate beyond those of one that listened."""
 MARKER: Final = "\n\nprevious: "
@@ -240,8 +242,9 @@ def slid(layout: Layout, tokens: Tokens, window: SlidingWindow, limit: int) -> L
 
     `limit`: tokens of the context.
     """
-    silent = 0 if tokens.slots is None else tokens.slots.silent_max
-    room = limit - max(span.length for span in layout.spans) - GENERATED_MAX - silent
+    room = limit - max(span.length for span in layout.spans) - GENERATED_MAX
+    if tokens.slots is not None:
+        room -= tokens.slots.silent_max + min(EVENTS_MAX, limit // EVENTS_SHARE)
     if window == "basic":
         return _basic(layout, room)
     if window == "context":

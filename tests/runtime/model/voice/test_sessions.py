@@ -42,7 +42,7 @@ from tests.models import random_model, random_voice
 from tests.models.blocking import alone, open_session
 from tests.models.random_model import SMALL, opening, unit
 from tests.models.random_voice import STEPS, reference_pcm, write_checkpoint
-from tests.project.sampling import sample
+from tests.project.sampling import ONE_LOOP, sample
 from tests.runtime.model.test_engine_chat import answered
 from tests.runtime.model.test_engine_isolation import Second, Tenant, by_itself, together
 from tests.runtime.model.test_minicpmo_chat import ask, facts, short_speech  # noqa: F401
@@ -249,6 +249,7 @@ def chat(number: int, **what: Any) -> Turn:
     return ask(seed=number, **what)
 
 
+@pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 @pytest.mark.anyio
 async def test_a_spoken_answer_sounds_the_same_alone_and_in_company(model: DuplexModel) -> None:
     """A question asked again would be answered in another voice."""
