@@ -16,12 +16,7 @@ from runtime.commands.interrupts import run
 from .eval.evaluate import measure_log
 from .library import text
 from .library.text import summary_lines
-from .rerun.folder import (
-    JOBS_MAX,
-    find_logs,
-    replay_logs,
-    replay_logs_fully,
-)
+from .rerun import folder
 from .rerun.report import FullReport, Outcome, exit_code_of
 from .rerun.report import to_json as outcome_json
 from .shared import commands
@@ -43,7 +38,7 @@ _JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print one J
 @click.option("--go-on", is_flag=True, help="Skip damaged parts, and compare the rest.")
 @click.option(
     "--jobs",
-    type=click.IntRange(1, JOBS_MAX),
+    type=click.IntRange(1, folder.JOBS_MAX),
     default=1,
     show_default=True,
     help="Number of processes for several logs.",
@@ -88,17 +83,17 @@ def replay_command(
         raise click.UsageError("--full cannot be combined with --jobs: one model runs at a time")
     if not full and (anyway or model is not None):
         raise click.UsageError("--anyway and --model need --full")
-    found = find_logs(logs)
+    found = folder.find_logs(logs)
     if not found:
         raise commands.UnusableError(f"{logs[0]}: no *{SUFFIX} in it")
     began = time.perf_counter()
     if full:
         with commands.progress(sum(map(commands.calls_of, found)), of_calls=True) as watch:
-            replaying = partial(replay_logs_fully, model=model, anyway=anyway)
+            replaying = partial(folder.replay_logs_fully, model=model, anyway=anyway)
             outcomes = run(replaying, found, watch)
     else:
         with commands.progress(sum(map(commands.size_of, found))) as watch:
-            outcomes = list(replay_logs(found, watch, go_on=go_on, jobs=jobs))
+            outcomes = list(folder.replay_logs(found, watch, go_on=go_on, jobs=jobs))
     if len(logs) == 1 and not logs[0].is_dir():
         _finish_one(outcomes[0], as_json=as_json)
     lines = summary_lines(outcomes, time.perf_counter() - began)

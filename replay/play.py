@@ -453,10 +453,7 @@ DIFFERENCE: Final = "  frame {index} was {got}, the recorded one {expected}"
 @click.argument("log", type=RecordingType())
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option(
-    "--port",
-    type=click.IntRange(0, 65_535),
-    default=0,
-    help="The port [default: a free one].",
+    "--port", type=click.IntRange(0, 65_535), default=0, help="The port [default: a free one]."
 )
 @click.option(
     "--origin", "origins", multiple=True, help="A further web origin whose pages may connect."
@@ -474,15 +471,7 @@ DIFFERENCE: Final = "  frame {index} was {got}, the recorded one {expected}"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON objects, one a line.")
 def play_command(
-    *,
-    log: Path,
-    host: str,
-    port: int,
-    origins: tuple[str, ...],
-    speed: float,
-    strict: bool,
-    clients_max: int | None,
-    as_json: bool,
+    *, log: Path, host: str, port: int, origins: tuple[str, ...], as_json: bool, **how: Any
 ) -> None:
     """Answer clients as the server of the recorded session LOG answered its own.
 
@@ -506,13 +495,7 @@ def play_command(
       1  --strict: a client deviated from the recorded one; or the port cannot be had
       2  the log cannot be read, or is damaged
     """  # noqa: D301 - click takes a backspace to keep the lines
-    options = PlayOptions(
-        log=log,
-        opened=_check(log),
-        speed=speed,
-        strict=strict,
-        clients_max=clients_max,
-    )
+    options = PlayOptions(log=log, opened=_check(log), **how)
     notify = _notify_json if as_json else _notify_text
     try:
         settings = Settings(host=host, port=port, origins=origins)
@@ -520,7 +503,7 @@ def play_command(
     except ValueError as error:
         raise click.UsageError(f"--origin: {error}") from error
     differences = anyio.run(_run, options, settings, notify, backend="trio")
-    if strict and differences:
+    if options.strict and differences:
         raise click.ClickException("a client deviated from the recorded one")
 
 

@@ -58,10 +58,7 @@ GROUPS: Final[Mapping[str, Commands]] = MappingProxyType(
                 "runtime.commands.talk:talk_command",
                 "Stream a WAV file, or speak, to a server.",
             ),
-            "chat": (
-                "runtime.commands.chat:chat_command",
-                "Ask a server a question in text.",
-            ),
+            "chat": ("runtime.commands.chat:chat_command", "Ask a server a question in text."),
             "transcribe": (
                 "runtime.commands.transcribe:transcribe_command",
                 "Transcribe a WAV file on a server.",
@@ -88,7 +85,7 @@ GROUPS: Final[Mapping[str, Commands]] = MappingProxyType(
             "dev": (
                 "runtime.cli:dev_group",
                 "Protocols, states, measurements, and tests of clients and servers.",
-            ),
+            )
         },
     }
 )

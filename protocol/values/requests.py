@@ -13,21 +13,11 @@ from enum import StrEnum
 
 import attrs
 
+from . import model as md
 from .live import LiveSettings
 from .live import Mute as Mute  # noqa: PLC0414 - a request
 from .live import Unmute as Unmute  # noqa: PLC0414 - a request
 from .live import Update as Update  # noqa: PLC0414 - a request
-from .model import (
-    ChatConfig,
-    DuplexConfig,
-    Language,
-    Role,
-    SpeechMode,
-    Tool,
-    ToolCall,
-    ToolChoice,
-    ToolResult,
-)
 from .omni import OmniRequest, OmniSettings
 from .openai import OpenAIRequest
 
@@ -105,12 +95,12 @@ class Init:
     ref_audio: Voice | None = None
     tts_ref_audio: Voice | None = None
     max_slice_nums: int = 1
-    config: DuplexConfig = DuplexConfig()
+    config: md.DuplexConfig = md.DuplexConfig()
     live: LiveSettings = LiveSettings()
     omni: OmniSettings = OmniSettings()
     notices: bool = False
     record: bool = True
-    tools: tuple[Tool, ...] = ()
+    tools: tuple[md.Tool, ...] = ()
     ignored: tuple[str, ...] = ()
 
 
@@ -269,7 +259,7 @@ class VideoPart:
     stack_frames: int = 1
 
 
-Part = TextPart | ImagePart | AudioPart | VideoPart | ToolCall | ToolResult
+Part = TextPart | ImagePart | AudioPart | VideoPart | md.ToolCall | md.ToolResult
 
 
 @attrs.frozen(kw_only=True)
@@ -283,7 +273,7 @@ class ChatMessage:
             A tool's message is one result.
     """
 
-    role: Role
+    role: md.Role
     content: tuple[Part, ...]
 
 
@@ -299,8 +289,8 @@ class SpeechRequest:
         voice_ms_max: length of the reference audio to use, in ms; 1000 at least.
     """
 
-    mode: SpeechMode = "default"
-    language: Language = "en"
+    mode: md.SpeechMode = "default"
+    language: md.Language = "en"
     voice: Voice | None = None
     voice_ms_max: int | None = None
 
@@ -329,7 +319,7 @@ class Ask:
 
     messages: tuple[ChatMessage, ...]
     streaming: bool = True
-    config: ChatConfig = ChatConfig()
+    config: md.ChatConfig = md.ChatConfig()
     speech: SpeechRequest | None = None
     max_slice_nums: int | None = None
     use_image_id: bool = True
@@ -337,8 +327,8 @@ class Ask:
     thinking: bool = False
     tts_template: bool = False
     record: bool = True
-    tools: tuple[Tool, ...] = ()
-    tool_choice: ToolChoice = "auto"
+    tools: tuple[md.Tool, ...] = ()
+    tool_choice: md.ToolChoice = "auto"
     input_id: str | None = None
     ignored: tuple[str, ...] = ()
 
@@ -386,7 +376,7 @@ class Commit:
 ClientMessage = (
     Init
     | Append
-    | ToolResult
+    | md.ToolResult
     | TellModel
     | CloseRequest
     | See

@@ -273,10 +273,7 @@ _OUT_OF_PLACE: Final = (
 
 RECEPTION: Final[Mapping[Gate, Mapping[Request, Verdict]]] = MappingProxyType(
     {
-        Gate.QUEUED: {
-            **dict.fromkeys(Request, ErrorCode.NOT_READY),
-            Request.CLOSE: ACCEPT,
-        },
+        Gate.QUEUED: {**dict.fromkeys(Request, ErrorCode.NOT_READY), Request.CLOSE: ACCEPT},
         Gate.WAITING: {
             **dict.fromkeys(Request, ErrorCode.NOT_READY),
             Request.INIT: KEEP,

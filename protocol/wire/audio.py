@@ -103,10 +103,7 @@ class Heard:
     """Sound of a session at another rate, by default a client's at the model's, piece by piece."""
 
     def __init__(
-        self,
-        rate_hz: int = LIVE_RATE_HZ,
-        coding: Coding = "audio/pcm",
-        to_hz: int = INPUT_RATE_HZ,
+        self, rate_hz: int = LIVE_RATE_HZ, coding: Coding = "audio/pcm", to_hz: int = INPUT_RATE_HZ
     ) -> None:
         self.rate_hz, self._coding, self._to_hz = rate_hz, coding, to_hz
         self._waiting = bytes(HISTORY_BYTES)

@@ -13,32 +13,13 @@ from typing import Any, Final, Literal, TypeVar
 
 import attrs
 
+from ..values import limits
 from ..values.behaviour import ANY_PICTURE, DATA_URLS, SOUND_FILES
 from ..values.errors import FieldError, LocalProtocolError
-from ..values.limits import (
-    APPEND_SAMPLES_MAX,
-    FRAME_BYTES_MAX,
-    VOICE_NAME_CHARS_MAX,
-)
 from ..values.model import SAMPLE16_BYTES, SAMPLE_BYTES
 from ..values.requests import BadPicture, ReferenceAudio, Voice, VoiceName
-from .codec import (
-    Reading,
-    Value,
-    as_object,
-    check_pcm,
-    encode_base64,
-    invalid,
-    looks_float32,
-)
-from .media import (
-    ImageKind,
-    check_frame,
-    check_image,
-    check_video,
-    kind_of,
-    read_reference_audio,
-)
+from . import codec
+from .media import ImageKind, check_frame, check_image, check_video, kind_of, read_reference_audio
 
 Schema = dict[str, Any]
 """A piece of JSON Schema."""
@@ -86,7 +67,7 @@ class Kind:
         cls: the class of the value, if its docstring adds to the description.
     """
 
-    read: Callable[[Value, Reading], Any]
+    read: Callable[[codec.Value, codec.Reading], Any]
     schema: Schema
     write: Callable[[Any], object] | None = None
     holds: Holds | None = None
@@ -144,7 +125,7 @@ def number(low: float, high: float, open_low: Literal["", "above "] = "") -> Kin
 def because(kind: Kind, why: str) -> Kind:
     """A kind that ends its errors with the reason for its limit."""
 
-    def read(value: Value, at: Reading) -> Any:
+    def read(value: codec.Value, at: codec.Reading) -> Any:
         try:
             return kind.read(value, at)
         except FieldError as error:
@@ -170,7 +151,7 @@ def always(value: float | bool) -> Kind:
 
 
 OBJECT: Final = Kind(
-    read=lambda value, _: as_object(value.value, value.path),
+    read=lambda value, _: codec.as_object(value.value, value.path),
     write=lambda _: {},
     schema={"type": "object", "properties": {}},
 )
@@ -199,7 +180,7 @@ def _chars(count: int) -> int:
     return (count + 2) // 3 * 4
 
 
-def binary(value: Value, at: Reading, *, line_breaks: bool = False) -> bytes:
+def binary(value: codec.Value, at: codec.Reading, *, line_breaks: bool = False) -> bytes:
     """Read base64 of media, also in a data URL."""
     return value.binary(line_breaks=line_breaks, data_url=at.context.behaves(DATA_URLS))
 
@@ -207,67 +188,67 @@ def binary(value: Value, at: Reading, *, line_breaks: bool = False) -> bytes:
 def heard(samples_min: int) -> Kind:
     """Base64 of float32 LE samples, `samples_min` to `APPEND_SAMPLES_MAX`."""
 
-    def read(value: Value, at: Reading) -> bytes:
-        return check_pcm(
+    def read(value: codec.Value, at: codec.Reading) -> bytes:
+        return codec.check_pcm(
             value.path,
             binary(value, at),
             samples_min,
-            APPEND_SAMPLES_MAX,
+            limits.APPEND_SAMPLES_MAX,
             compares=at.context.behaves(SOUND_FILES),
         )
 
     lengths = {
-        "maxLength": _chars(APPEND_SAMPLES_MAX * SAMPLE_BYTES),
+        "maxLength": _chars(limits.APPEND_SAMPLES_MAX * SAMPLE_BYTES),
         "minLength": _chars(samples_min * SAMPLE_BYTES),
     }
     schema = base64_of(FLOAT32, **lengths)
-    return Kind(read=read, write=encode_base64, schema=schema, holds=SPOKEN)
+    return Kind(read=read, write=codec.encode_base64, schema=schema, holds=SPOKEN)
 
 
-def _sound16(value: Value, at: Reading) -> bytes:
+def _sound16(value: codec.Value, at: codec.Reading) -> bytes:
     pcm16 = value.check_pcm16(binary(value, at, line_breaks=True))
-    if at.context.behaves(SOUND_FILES) and looks_float32(pcm16):
-        raise invalid(value.path, "samples that look like float32, int16 are needed")
+    if at.context.behaves(SOUND_FILES) and codec.looks_float32(pcm16):
+        raise codec.invalid(value.path, "samples that look like float32, int16 are needed")
     return pcm16
 
 
 SOUND16: Final = Kind(
     read=_sound16,
-    write=encode_base64,
+    write=codec.encode_base64,
     schema=base64_of(PCM16, minLength=_chars(SAMPLE16_BYTES)),
     holds=SPOKEN,
 )
 
 
-def _piece(value: Value, at: Reading) -> bytes:
+def _piece(value: codec.Value, at: codec.Reading) -> bytes:
     data = binary(value, at)
     if not data:
-        raise invalid(value.path, "no samples, at least 1 is needed")
+        raise codec.invalid(value.path, "no samples, at least 1 is needed")
     return data
 
 
 PIECE: Final = Kind(
     read=_piece,
-    write=encode_base64,
+    write=codec.encode_base64,
     schema=base64_of(PCM16, minLength=_chars(1)),
     holds=SPOKEN,
 )
 """Sound in the format of its session, which knows whether it is whole samples."""
 SPEECH: Final = Kind(
-    read=lambda value, _: value.pcm(samples_min=0, samples_max=FRAME_BYTES_MAX),
-    write=encode_base64,
+    read=lambda value, _: value.pcm(samples_min=0, samples_max=limits.FRAME_BYTES_MAX),
+    write=codec.encode_base64,
     schema=base64_of(FLOAT32),
 )
 """Output audio: base64 of float32 LE 24 kHz mono, of any length (000, first and last)."""
 
 
-def _frame(value: Value, at: Reading) -> bytes:
+def _frame(value: codec.Value, at: codec.Reading) -> bytes:
     data = binary(value, at)
     check_frame(value.path, data, None if at.context.behaves(ANY_PICTURE) else "JPEG")
     return data
 
 
-def _frame_or_none(value: Value, at: Reading) -> bytes | BadPicture:
+def _frame_or_none(value: codec.Value, at: codec.Reading) -> bytes | BadPicture:
     try:
         return _frame(value, at)
     except FieldError as error:
@@ -276,36 +257,36 @@ def _frame_or_none(value: Value, at: Reading) -> bytes | BadPicture:
         return BadPicture(reason=error.message)
 
 
-def _image(value: Value, at: Reading) -> bytes:
+def _image(value: codec.Value, at: codec.Reading) -> bytes:
     data = binary(value, at)
     check_image(value.path, data)
     return data
 
 
-def _video(value: Value, at: Reading) -> bytes:
+def _video(value: codec.Value, at: codec.Reading) -> bytes:
     data = binary(value, at)
     check_video(value.path, data)
     return data
 
 
-def _image_url(value: Value, _: Reading) -> bytes:
+def _image_url(value: codec.Value, _: codec.Reading) -> bytes:
     url = value.value if isinstance(value.value, str) else ""
     for kind, head in IMAGE_URL_HEADS.items():
         if url.startswith(head):
-            data = Value(path=value.path, value=url.removeprefix(head)).binary()
+            data = codec.Value(path=value.path, value=url.removeprefix(head)).binary()
             check_frame(value.path, data, kind)
             return data
-    taken = "only a JPEG, PNG or WebP is taken here"
-    raise invalid(value.path, f"{taken}: {IMAGE_URL_HEADS['JPEG']}...")
+    text = "only a JPEG, PNG or WebP is taken here"
+    raise codec.invalid(value.path, f"{text}: {IMAGE_URL_HEADS['JPEG']}...")
 
 
 def _write_image_url(data: bytes) -> str | None:
-    return IMAGE_URL_HEADS[kind_of(data) or "JPEG"] + encode_base64(data) if data else None
+    return IMAGE_URL_HEADS[kind_of(data) or "JPEG"] + codec.encode_base64(data) if data else None
 
 
 FRAME: Final = Kind(
     read=_frame,
-    write=encode_base64,
+    write=codec.encode_base64,
     schema=base64_of("image/jpeg", "image/png", "image/webp"),
     holds=SEEN,
 )
@@ -321,37 +302,37 @@ IMAGE_URL: Final = Kind(
 """A picture of a live conversation, as a data URL."""
 IMAGE: Final = Kind(
     read=_image,
-    write=encode_base64,
+    write=codec.encode_base64,
     schema=base64_of("image/jpeg", "image/png", "image/webp"),
     holds=PICTURED,
 )
 VIDEO: Final = Kind(
     read=_video,
-    write=encode_base64,
+    write=codec.encode_base64,
     schema=base64_of("video/mp4", "video/webm"),
     holds=Holds("video", "video"),
 )
 
 
 def _voice_data(voice: Voice | None) -> str | None:
-    return encode_base64(voice.data) if isinstance(voice, ReferenceAudio) else None
+    return codec.encode_base64(voice.data) if isinstance(voice, ReferenceAudio) else None
 
 
 def _voice_only(voice: Voice) -> str:
     if isinstance(voice, VoiceName):
         raise LocalProtocolError("the name of a voice has no field there, only its audio has")
-    return encode_base64(voice.data)
+    return codec.encode_base64(voice.data)
 
 
-def _voice_name(value: Value, _: Reading) -> VoiceName:
-    name = value.text(VOICE_NAME_CHARS_MAX, chars_min=1)
+def _voice_name(value: codec.Value, _: codec.Reading) -> VoiceName:
+    name = value.text(limits.VOICE_NAME_CHARS_MAX, chars_min=1)
     if not VOICE_NAME.fullmatch(name):
         found = f"{len(name)} characters that are no name of a voice: letters, digits, _, . and -"
-        raise invalid(value.path, found)
+        raise codec.invalid(value.path, found)
     return VoiceName(name=name)
 
 
-def _voice(value: Value, at: Reading) -> ReferenceAudio:
+def _voice(value: codec.Value, at: codec.Reading) -> ReferenceAudio:
     is_any = at.context.behaves(SOUND_FILES)
     return read_reference_audio(value.path, binary(value, at), is_any=is_any)
 
@@ -369,7 +350,7 @@ VOICE: Final = attrs.evolve(VOICE_OR_NAME, write=_voice_only)
 VOICE_BY_NAME: Final = Kind(
     read=_voice_name,
     write=lambda voice: voice.name if isinstance(voice, VoiceName) else None,
-    schema={"type": "string", "minLength": 1, "maxLength": VOICE_NAME_CHARS_MAX},
+    schema={"type": "string", "minLength": 1, "maxLength": limits.VOICE_NAME_CHARS_MAX},
     holds=VOICE_NAMED,
     cls=VoiceName,
 )

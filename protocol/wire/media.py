@@ -16,18 +16,7 @@ from typing import Final, Literal, NoReturn
 
 import attrs
 
-from ..values.limits import (
-    AUDIO_S_MAX,
-    AUDIO_SAMPLES_MIN,
-    FRAME_JPEG_BYTES_MAX,
-    FRAME_PIXELS_MAX,
-    FRAME_SIDES_RATIO_MAX,
-    IMAGE_BYTES_MAX,
-    REFERENCE_S_MAX,
-    REFERENCE_S_MIN,
-    VIDEO_BYTES_MAX,
-    WAV_BYTES_MAX,
-)
+from ..values import limits
 from ..values.model import INPUT_RATE_HZ, SAMPLE_BYTES
 from ..values.requests import AudioPart, ReferenceAudio
 from .codec import check_pcm, invalid
@@ -36,7 +25,7 @@ JPEG_STEPS_MAX: Final = 1_000
 """Segments and fill bytes before the frame header; 255 of a colour profile is the most in use."""
 AUDIO_BYTES_MAX: Final = 64 * 1024 * 1024
 """A conversation's sound file: 300 s of 48 kHz stereo 16-bit, headers included."""
-AUDIO_S_MIN: Final = AUDIO_SAMPLES_MIN / INPUT_RATE_HZ
+AUDIO_S_MIN: Final = limits.AUDIO_SAMPLES_MIN / INPUT_RATE_HZ
 """`AUDIO_SAMPLES_MIN`, at any rate."""
 EBML_HEAD_BYTES_MAX: Final = 128
 """Matroska must have named itself by here; files in use have a head of 40 bytes."""
@@ -64,7 +53,7 @@ def check_frame(path: str, data: bytes, kind: ImageKind | None = "JPEG") -> tupl
 
     `FieldError` for another kind, or a picture bigger than a frame may be.
     """
-    check_bytes(path, data, FRAME_JPEG_BYTES_MAX)
+    check_bytes(path, data, limits.FRAME_JPEG_BYTES_MAX)
     if kind is not None and kind_of(data) != kind:
         raise invalid(path, f"{len(data)} bytes that are not a {kind}")
     return check_image(path, data)
@@ -75,7 +64,7 @@ def check_image(path: str, data: bytes) -> tuple[int, int]:
 
     `FieldError` for another format, or a bigger image.
     """
-    check_bytes(path, data, IMAGE_BYTES_MAX)
+    check_bytes(path, data, limits.IMAGE_BYTES_MAX)
     match kind_of(data):
         case "PNG":
             return _check_sides(path, "PNG", *_png_size(path, data))
@@ -92,10 +81,10 @@ def _check_sides(path: str, kind: ImageKind, width: int, height: int) -> tuple[i
     size = f"a {kind} of {width} x {height} pixels"
     if not width or not height:
         raise invalid(path, size)
-    if width * height > FRAME_PIXELS_MAX:
-        raise invalid(path, f"{size}, at most {FRAME_PIXELS_MAX} are allowed")
-    if max(width, height) > FRAME_SIDES_RATIO_MAX * min(width, height):
-        raise invalid(path, f"{size}, at most {FRAME_SIDES_RATIO_MAX} to 1 is allowed")
+    if width * height > limits.FRAME_PIXELS_MAX:
+        raise invalid(path, f"{size}, at most {limits.FRAME_PIXELS_MAX} are allowed")
+    if max(width, height) > limits.FRAME_SIDES_RATIO_MAX * min(width, height):
+        raise invalid(path, f"{size}, at most {limits.FRAME_SIDES_RATIO_MAX} to 1 is allowed")
     return width, height
 
 
@@ -223,10 +212,10 @@ def read_reference_audio(path: str, data: bytes, *, is_any: bool = False) -> Ref
     if kind == "WAV":
         check_wav(path, data, is_piped=is_any)
     elif is_any and is_sound_file(path, data):
-        check_bytes(path, data, WAV_BYTES_MAX)
+        check_bytes(path, data, limits.WAV_BYTES_MAX)
     else:
-        samples_min = int(REFERENCE_S_MIN * INPUT_RATE_HZ)
-        samples_max = REFERENCE_S_MAX * INPUT_RATE_HZ
+        samples_min = int(limits.REFERENCE_S_MIN * INPUT_RATE_HZ)
+        samples_max = limits.REFERENCE_S_MAX * INPUT_RATE_HZ
         pcm = check_pcm(path, data, samples_min, samples_max, compares=is_any)
         return ReferenceAudio(data=pcm, is_file=False)
     return ReferenceAudio(data=data, is_file=True)
@@ -256,7 +245,7 @@ def read_audio(
             data,
             bytes_max=AUDIO_BYTES_MAX,
             s_min=AUDIO_S_MIN,
-            s_max=AUDIO_S_MAX,
+            s_max=limits.AUDIO_S_MAX,
             is_piped=is_any,
         )
         return AudioPart(data=data, is_file=True)
@@ -265,8 +254,8 @@ def read_audio(
     if not WAV_RATE_HZ_MIN <= rate_hz <= WAV_RATE_HZ_MAX:
         text = f"samples of {rate_hz} Hz, allowed is {WAV_RATE_HZ_MIN} to {WAV_RATE_HZ_MAX}"
         raise invalid(path, text)
-    samples_min = math.ceil(AUDIO_SAMPLES_MIN * rate_hz / INPUT_RATE_HZ)
-    pcm = check_pcm(path, data, samples_min, AUDIO_S_MAX * rate_hz, compares=is_any)
+    samples_min = math.ceil(limits.AUDIO_SAMPLES_MIN * rate_hz / INPUT_RATE_HZ)
+    pcm = check_pcm(path, data, samples_min, limits.AUDIO_S_MAX * rate_hz, compares=is_any)
     return AudioPart(data=pcm, is_file=False, rate_hz=rate_hz)
 
 
@@ -293,7 +282,7 @@ def check_video(path: str, data: bytes) -> Container:
 
     `FieldError` if it is too big, or in no accepted container.
     """
-    check_bytes(path, data, VIDEO_BYTES_MAX)
+    check_bytes(path, data, limits.VIDEO_BYTES_MAX)
     container = container_of(data)
     if container is None:
         text = f"{len(data)} bytes that are no video of MP4, QuickTime, Matroska or WebM"
@@ -355,9 +344,9 @@ def check_wav(
     path: str,
     data: bytes,
     *,
-    bytes_max: int = WAV_BYTES_MAX,
-    s_min: float = REFERENCE_S_MIN,
-    s_max: float = REFERENCE_S_MAX,
+    bytes_max: int = limits.WAV_BYTES_MAX,
+    s_min: float = limits.REFERENCE_S_MIN,
+    s_max: float = limits.REFERENCE_S_MAX,
     is_piped: bool = False,
 ) -> WavHeader:
     """Check a WAV's header and its bounds: 8-192 kHz, 1-8 channels, size and duration.

@@ -215,15 +215,15 @@ def summary(cls: type) -> str:
 
 def doc_of(cls: Any, path: str) -> str:
     """Return an attribute's description: its own line, or that of the containing attribute."""
-    said = ""
+    doc = ""
     for name in path.removeprefix("^").split("."):
         if not attrs.has(cls):
             break
         text = attribute_docs(cls).get(name, "")
-        said = _CLAUSE.sub("", text[0].upper() + text[1:]) if text else said
+        doc = _CLAUSE.sub("", text[0].upper() + text[1:]) if text else doc
         hint = get_type_hints(cls).get(name)
         cls = next(filter(attrs.has, get_args(hint)), hint)
-    return said
+    return doc
 
 
 # -- a client's message -------------------------------------------------------------------------
@@ -302,12 +302,12 @@ def _meaning(row: Field, cls: type, prefix: str) -> str:
     if row.doc:
         return row.doc
     at = row.attribute if row.attribute.startswith("^") else prefix + row.attribute
-    said = doc_of(cls, at) if row.attribute else ""
+    doc = doc_of(cls, at) if row.attribute else ""
     if row.kind.cls is not None:
-        said = f"{said} {summary(row.kind.cls)}"
+        doc = f"{doc} {summary(row.kind.cls)}"
     if row.kind.schema.get("maxLength") == 0:
-        said = said or "Must be empty here."
-    return f"{said} Ignored if `{row.after}` is present." if row.after else said
+        doc = doc or "Must be empty here."
+    return f"{doc} Ignored if `{row.after}` is present." if row.after else doc
 
 
 def _second(schema: Schema, first: str) -> Schema:
@@ -358,7 +358,7 @@ def _of_kinds(tag: str, tables: Mapping[str, Table], kinds: Mapping[str, Schema]
 
 def answer_schema(tables: Sequence[Table]) -> Schema:
     """Describe a server's message of one type: the fields of its variants."""
-    return _merge([_said(table.shape.written, table.cls, "", _variant(table)) for table in tables])
+    return _merge([_answered(it.shape.written, it.cls, "", _variant(it)) for it in tables])
 
 
 def _variant(table: Table) -> dict[str, Schema]:
@@ -370,7 +370,7 @@ def _variant(table: Table) -> dict[str, Schema]:
     return tags
 
 
-def _said(
+def _answered(
     rows: Sequence[Field | Object], cls: type, prefix: str, tags: Mapping[str, Schema]
 ) -> Schema:
     """Describe an object that the server sends; fields that are always present stand first."""
@@ -379,10 +379,10 @@ def _said(
     for row in rows:
         if isinstance(row, Object):
             below = f"{prefix}{row.attr}." if row.attr else prefix
-            made = _said(row.shape.written, cls, below, {})
+            made = _answered(row.shape.written, cls, below, {})
             text = row.doc or (doc_of(cls, f"{prefix}{row.attr}") if row.attr else "")
         else:
-            made, text = _told(row.kind), _meaning(row, cls, prefix)
+            made, text = _answered_value(row.kind), _meaning(row, cls, prefix)
         if text:
             made["description"] = text
         (at_times if row.omit else always)[row.name] = made
@@ -390,15 +390,17 @@ def _said(
     return {**schema, "required": [*always]} if always else schema
 
 
-def _told(kind: Kind) -> Schema:
+def _answered_value(kind: Kind) -> Schema:
     match kind:
         case Items(item=item):
-            return {"type": "array", "items": _told(item)}
+            return {"type": "array", "items": _answered_value(item)}
         case One(table=table):
-            return {**_said(table.shape.written, table.cls, "", _tags(table)), **kind.schema}
+            return {**_answered(table.shape.written, table.cls, "", _tags(table)), **kind.schema}
         case Variants(tag=tag, tables=tables):
-            said = {word: _said(it.shape.written, it.cls, "", {}) for word, it in tables.items()}
-            return _of_kinds(tag, tables, said)
+            answered = {
+                word: _answered(it.shape.written, it.cls, "", {}) for word, it in tables.items()
+            }
+            return _of_kinds(tag, tables, answered)
     return dict(kind.schema)
 
 

@@ -124,10 +124,10 @@ class Field(FieldColumns):
                 at.values.setdefault(at.prefix + self.attribute, self.default)
                 return
         if self.also or found is not None:
-            said = [each for each in self.names if body.get(each) is not None]
+            given = [each for each in self.names if body.get(each) is not None]
             is_aside = mode in self.aside_in or self._is_second(body)
-            at.aside += [f"{at.path}.{each}" for each in said[0 if is_aside else 1 :]]
-            name = said[0] if said else name
+            at.aside += [f"{at.path}.{each}" for each in given[0 if is_aside else 1 :]]
+            name = given[0] if given else name
             found = None if is_aside else body.get(name)
         if found is not None:
             made = self._read(Value(path=f"{at.path}.{name}", value=found), at)
@@ -161,7 +161,7 @@ class Field(FieldColumns):
     # -- writing ---------------------------------------------------------------------------------
 
     @property
-    def is_said(self) -> bool:
+    def is_output(self) -> bool:
         """Whether it is written."""
         return self.is_written and (self.attribute != DROPPED or self.get is not None)
 
@@ -199,6 +199,11 @@ class Field(FieldColumns):
                 body[name] = value
 
         return put
+
+
+def computed(name: str, kind: Kind, get: Callable[[Any], object], **more: Any) -> Field:
+    """Make the row of a field that is written from its message by `get`, and has no attribute."""
+    return Field(name, kind, None, attr=DROPPED, get=get, **more)
 
 
 IGNORED_PATHS_MAX: Final = 32
@@ -240,7 +245,7 @@ class Object(Columns):
         return (self.name,)
 
     @property
-    def is_said(self) -> bool:
+    def is_output(self) -> bool:
         """Whether any of its fields is written."""
         return bool(self.shape.written)
 
@@ -301,7 +306,7 @@ class Shape:
         self.closed = closed
         self.known = dict(known or {})
         self._plans = dict[int, tuple[tuple[Row, ...], frozenset[str]]]()
-        written = [row for row in rows if not isinstance(row, Rule) and row.is_said]
+        written = [row for row in rows if not isinstance(row, Rule) and row.is_output]
         self.written = tuple(sorted(written, key=lambda row: row.rank))
         plain = [row for row in self.written if isinstance(row, Field) and row.is_plain]
         self._template: dict[str, object] = {

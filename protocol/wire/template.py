@@ -208,9 +208,9 @@ def _holes(
             if isinstance(inner, dict) and not row.attr:
                 yield from _holes(row.shape.rows_for(context), inner, context, place.of(row))
         elif isinstance(row, Field) and not row.after and context.mode not in row.aside_in:
-            said = [name for name in row.names if body.get(name) is not None]
-            if len(said) == 1:
-                yield from _hole(row, said[0], body[said[0]], place)
+            given = [name for name in row.names if body.get(name) is not None]
+            if len(given) == 1:
+                yield from _hole(row, given[0], body[given[0]], place)
 
 
 def _hole(row: Field, name: str, value: object, place: _Place) -> Iterator[_Hole]:
@@ -231,8 +231,8 @@ def _hole(row: Field, name: str, value: object, place: _Place) -> Iterator[_Hole
 def _is_right(body: Json, literals: tuple[str, ...], holes: tuple[_Hole, ...]) -> bool:
     """Whether the literals, parsed with other words in the holes, are the message but for these."""
     words = [f"~{number}~" for number in range(len(literals) - 1)]
-    said, before = "".join(literals), [text for hole in holes for text in hole.texts(body)]
-    if any(word in said or word in before for word in words):
+    given, before = "".join(literals), [text for hole in holes for text in hole.texts(body)]
+    if any(word in given or word in before for word in words):
         return False
     text = "".join(chain.from_iterable(zip_longest(literals, words, fillvalue="")))
     try:

@@ -70,7 +70,8 @@ class Words:
     `begin_ns`: when its sound begins; without one, `at_ns`, or the end of the sound that it
     transcribes. `end_ns`: when its sound is over; None without one. `response_id`: the model's
     turn; pieces of one turn are joined without a separator. `is_transcribed`: another model wrote
-    it down. `tools`: the calls that the text stands for, or their results.
+    it down. `tools`: the calls that the text stands for, or their results. `seq`: of the record
+    that it is in.
     """
 
     voice: Voice
@@ -81,6 +82,7 @@ class Words:
     response_id: str = ""
     is_transcribed: bool = False
     tools: tuple[ToolCall | ToolResult, ...] = ()
+    seq: int = 0
 
     @property
     def speaker(self) -> str:
@@ -114,11 +116,12 @@ user's sound comes that long before it can have been spoken.
 
 @attrs.frozen(kw_only=True)
 class Note:
-    """Another event of the session, with its details."""
+    """Another event of the session, with its details, and the record of `unheard` words."""
 
     begin_ns: int
     kind: NoteKind
     text: str = ""
+    seq: int = 0
 
 
 Moment = Sound | Words | Picture | Note
@@ -219,7 +222,7 @@ class Holding:
     def cut(self, at_ns: int) -> None:
         """Drop the model's sound and words after this time; dropped words become a note."""
         held, self._held = sorted(self._held), []
-        unheard = ""
+        unheard: list[Words] = []
         for one in held:
             if not _is_of_model(one.moment) or one.until_ns <= at_ns:
                 self._held.append(one)
@@ -227,12 +230,13 @@ class Holding:
                 _shorten(one, at_ns)
                 self._held.append(one)
             elif isinstance(one.moment, Words):
-                unheard += one.moment.text
+                unheard.append(one.moment)
             else:
                 self._model_sounds -= 1
         self.lines["model"].cut(at_ns)
         if unheard:
-            self.add(Note(begin_ns=at_ns, kind="unheard", text=unheard))
+            text = "".join(words.text for words in unheard)
+            self.add(Note(begin_ns=at_ns, kind="unheard", text=text, seq=unheard[0].seq))
 
     def ready(self, now_ns: int | None) -> Iterator[Moment]:
         """Yield the final moments: later ones begin at `now_ns` or after; None: no more come."""
@@ -316,10 +320,7 @@ class Timeline:
     """
 
     def __init__(
-        self,
-        head: Fields,
-        items: Iterable[Record | Damage] = (),
-        story: SessionStory | None = None,
+        self, head: Fields, items: Iterable[Record | Damage] = (), story: SessionStory | None = None
     ) -> None:
         self.head: Final = head
         self.story: Final = SessionStory(Replayer(go_on=True)) if story is None else story
@@ -332,7 +333,8 @@ class Timeline:
         self._texts: list[Words] = []
         self._is_chat = False
         self._is_speaking = False
-        self._has_deltas = False
+        self._streamed = ""
+        self._seq = 0
         self._asked_ns: int | None = None
         self._utterances = 0
         self._positions: Final = Positions()
@@ -417,6 +419,7 @@ class Timeline:
             self._note("damage", f"{item.reason}: {item.detail}")
         if passage is None:
             return
+        self._seq = passage.record.seq
         wire, kind = self.story.wire, passage.record.kind
         self.messages = wire.messages(passage.frame) if kind == "tx" and passage.frame else ()
         is_request = kind == "rx" and passage.short is None and passage.frame
@@ -485,7 +488,7 @@ class Timeline:
     def _ask(self, ask: Ask) -> None:
         parts = ask.messages[-1].content
         text = "\n".join(asked_texts(parts))
-        self._has_deltas = False
+        self._streamed = ""
         self._asked_ns = None
         self.asked = ask if ask.tools or self.asked is None else self.asked
         if text:
@@ -542,13 +545,13 @@ class Timeline:
                 self._holding.add(attrs.evolve(words, begin_ns=begin_ns))
                 return
             case ms.Speech() | ms.Delta():
-                self._has_deltas = True
                 self._is_chat = isinstance(message, ms.Delta)
+                self._streamed += message.text if self._is_chat else ""
                 self._is_speaking = isinstance(message, ms.Speech) and not message.end_of_turn
                 self._speak(message.text, message.pcm, message.response_id)
                 return
             case ms.Response(text=text, pcm=pcm, response_id=response_id, tool_calls=calls):
-                self._speak("" if self._has_deltas else text, pcm, response_id)
+                self._speak(text[len(self._streamed) :], pcm, response_id)
                 if calls:
                     words = self._words("model", calls_text(calls), response_id)
                     self._texts.append(attrs.evolve(words, tools=calls))
@@ -601,6 +604,7 @@ class Timeline:
             end_ns=None,
             text=text,
             response_id=response_id,
+            seq=self._seq,
         )
 
     def _note(self, kind: NoteKind, text: str = "", at_ns: int | None = None) -> None:

@@ -30,15 +30,9 @@ import attrs
 from protocol.machine.core import Phase
 from protocol.machine.session import Session
 from protocol.values import events as ev
+from protocol.values import model as md
 from protocol.values.errors import FieldError, LocalProtocolError
 from protocol.values.limits import APPEND_SAMPLES_MIN
-from protocol.values.model import (
-    INPUT_RATE_HZ,
-    SAMPLE_BYTES,
-    UNIT_SAMPLES,
-    DuplexConfig,
-    UnitResult,
-)
 from protocol.values.requests import Append, BadPicture, Init, Request
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects.base import Dialect
@@ -108,7 +102,7 @@ Decided = Mapping[int, Decisions]
 """By unit."""
 
 
-def decisions_of(result: UnitResult) -> Decisions:
+def decisions_of(result: md.UnitResult) -> Decisions:
     """Return the decisions in a unit's result."""
     return result.is_listen, result.decided_ids, result.codec_ids
 
@@ -137,7 +131,7 @@ class Forked:
 # -- the client -----------------------------------------------------------------------------------
 
 
-CONFIG_NAMES: Final = tuple(field.name for field in attrs.fields(DuplexConfig))
+CONFIG_NAMES: Final = tuple(field.name for field in attrs.fields(md.DuplexConfig))
 INIT_NAMES: Final = ("instructions", "max_slice_nums")
 SETTING_NAMES: Final = (*INIT_NAMES, *CONFIG_NAMES)
 """The names of `--set`, those of the messages (`requests.Init`, `model.DuplexConfig`)."""
@@ -166,7 +160,7 @@ class ForkClient:
             return (event,)
         message = self._wire.request(event.frame)
         if isinstance(message, Append):
-            self._appending = (len(message.pcm) // SAMPLE_BYTES, session.counts["appends"])
+            self._appending = (len(message.pcm) // md.SAMPLE_BYTES, session.counts["appends"])
             sent = self._forced(self._sounding(message), session)
         elif isinstance(message, Init) and self._change.settings:
             return (attrs.evolve(event, frame=self._set_up(self._wire.dialect, message)),)
@@ -192,26 +186,26 @@ class ForkClient:
 
     def _sounding(self, append: Append) -> Append:
         """Replace the sound of an append, from the unit's first sample on."""
-        new, samples = self._change.pcm, len(append.pcm) // SAMPLE_BYTES
+        new, samples = self._change.pcm, len(append.pcm) // md.SAMPLE_BYTES
         kept = max(0, self._begin_sample - self._sent_samples)
         if new is None or kept >= samples:
             return append
-        start = max(0, self._sent_samples - self._begin_sample) * SAMPLE_BYTES
-        wanted = (samples - kept) * SAMPLE_BYTES
+        start = max(0, self._sent_samples - self._begin_sample) * md.SAMPLE_BYTES
+        wanted = (samples - kept) * md.SAMPLE_BYTES
         given = new[start : start + wanted].ljust(wanted, b"\0")
-        return attrs.evolve(append, pcm=append.pcm[: kept * SAMPLE_BYTES] + given)
+        return attrs.evolve(append, pcm=append.pcm[: kept * md.SAMPLE_BYTES] + given)
 
     # -- listening ------------------------------------------------------------------------------
 
     def _forced(self, append: Append, session: Session) -> tuple[Append, ...]:
         """Flag the append that completes the unit, and split off the sound of the next unit."""
-        end = self._begin_sample + UNIT_SAMPLES - self._sent_samples
-        samples = len(append.pcm) // SAMPLE_BYTES
+        end = self._begin_sample + md.UNIT_SAMPLES - self._sent_samples
+        samples = len(append.pcm) // md.SAMPLE_BYTES
         if not self._change.force_listen or not 0 < end <= samples:
             return (append,)
         at = self._change.at
         is_busy = session.phase not in (Phase.IDLE, Phase.OPENING)
-        if end > UNIT_SAMPLES or session.units_waiting or is_busy:
+        if end > md.UNIT_SAMPLES or session.units_waiting or is_busy:
             raise ForkRefusedError(
                 f"--force-listen: the sound of unit {at} came before the model was done with what "
                 "came before it, which an interruption would cut too; fork at an earlier unit"
@@ -222,9 +216,9 @@ class ForkClient:
         if min(end, samples - end) < APPEND_SAMPLES_MIN:
             raise ForkRefusedError(
                 f"--force-listen: unit {at} and the next share a piece of sound that is too short "
-                f"to be parted: {APPEND_SAMPLES_MIN * 1000 // INPUT_RATE_HZ} ms are the least"
+                f"to be parted: {APPEND_SAMPLES_MIN * 1000 // md.INPUT_RATE_HZ} ms are the least"
             )
-        cut = end * SAMPLE_BYTES
+        cut = end * md.SAMPLE_BYTES
         rest = attrs.evolve(append, pcm=append.pcm[cut:])
         flagged = attrs.evolve(flagged, pcm=append.pcm[:cut], frames=(), max_slice_nums=None)
         return flagged, rest  # pictures belong to the last sample

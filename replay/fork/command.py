@@ -45,16 +45,7 @@ from ..rerun.full import FORK, IS_HELD, held_units
 from ..shared.commands import NotComparableError, UnusableError, complaint, count, finish
 from ..shared.fields import below
 from ..shared.recordings import RecordingType, next_to
-from .change import (
-    SETTING_NAMES,
-    CannotForkError,
-    Change,
-    Decided,
-    Forked,
-    ForkError,
-    ForkRefusedError,
-    read_setting,
-)
+from . import change as changing
 from .run import ForkedModel, ForkRun, RecordedTimes, Watch
 
 MISMATCHES_SHOWN: Final = 4
@@ -66,15 +57,15 @@ Load = Callable[[Loading], Backend]
 
 async def make_fork(
     log: Path,
-    change: Change,
+    change: changing.Change,
     folder: Path,
     *,
     identity: Identity,
     load: Load,
     anyway: bool = False,
     watch: Watch = lambda _done, _units: None,
-    note: Callable[[Decided, Decided], None] = lambda _recorded, _made: None,
-) -> tuple[Path, Forked]:
+    note: Callable[[changing.Decided, changing.Decided], None] = lambda _recorded, _made: None,
+) -> tuple[Path, changing.Forked]:
     """Fork a recording into a folder, created if missing; return the fork's log, and a summary.
 
     Args:
@@ -97,7 +88,7 @@ async def make_fork(
     try:
         name, backend = load_model(head, change.model, load)
     except ModelUnavailableError as error:
-        raise CannotForkError(f"{error}; to take another one: --model") from error
+        raise changing.CannotForkError(f"{error}; to take another one: --model") from error
     is_elsewhere = _check(head, times, backend.info, change, anyway=anyway)
     connected = _connected(times, change, identity, backend.info)
     config = _config(head, change, backend.info, name=name, is_elsewhere=is_elsewhere)
@@ -133,9 +124,9 @@ async def make_fork(
         if logs[0].failure is not None:
             raise logs[0].failure
         if not run.is_reached:
-            raise CannotForkError(f"the session ended before unit {change.at} began")
+            raise changing.CannotForkError(f"the session ended before unit {change.at} began")
     note(times.decided, run.decided)
-    forked = Forked(
+    forked = changing.Forked(
         recording_id=connected.recording_id,
         parent=times.connected.recording_id,
         parent_seq=times.begin_seq,
@@ -154,12 +145,12 @@ def _recorder() -> Recorder:
 
 
 def _check(
-    head: Fields, times: RecordedTimes, info: BackendInfo, change: Change, *, anyway: bool
+    head: Fields, times: RecordedTimes, info: BackendInfo, change: changing.Change, *, anyway: bool
 ) -> bool:
     """Whether the environment differs from the recording's: `CannotForkError` unless `anyway`."""
     mode = times.connected.mode
     if mode not in info.modes:
-        raise CannotForkError(f"the model {info.name!r} does not serve mode {mode}")
+        raise changing.CannotForkError(f"the model {info.name!r} does not serve mode {mode}")
     found = mismatches(head, info)
     if found and change.model is None and not anyway:
         lines = [
@@ -167,12 +158,14 @@ def _check(
             for line in found
         ]
         shown = "; ".join(lines[:MISMATCHES_SHOWN])
-        raise CannotForkError(f"the environment differs: {shown}; to fork all the same: --anyway")
+        raise changing.CannotForkError(
+            f"the environment differs: {shown}; to fork all the same: --anyway"
+        )
     return bool(found)
 
 
 def _connected(
-    times: RecordedTimes, change: Change, identity: Identity, info: BackendInfo
+    times: RecordedTimes, change: changing.Change, identity: Identity, info: BackendInfo
 ) -> ev.ConnectionOpened:
     limits = times.connected.limits
     if change.model is not None:
@@ -192,7 +185,7 @@ def _connected(
 
 
 def _config(
-    head: Fields, change: Change, info: BackendInfo, *, name: str, is_elsewhere: bool
+    head: Fields, change: changing.Change, info: BackendInfo, *, name: str, is_elsewhere: bool
 ) -> dict[str, Value]:
     is_other = change.is_of_the_opening or is_elsewhere or held_units(head) > 0
     changes: dict[str, Value] = {IS_HELD: change.at > 0 and is_other}
@@ -230,7 +223,7 @@ def _config(
     "settings",
     metavar="NAME=VALUE",
     multiple=True,
-    help=f"Change a setting; repeatable. One of: {', '.join(SETTING_NAMES)}.",
+    help=f"Change a setting; repeatable. One of: {', '.join(changing.SETTING_NAMES)}.",
 )
 @click.option("--model", help="Use another model than the recorded one.")
 @click.option(
@@ -281,12 +274,12 @@ def fork_command(
          reach the recorded state
     """  # noqa: D301 - click takes a backspace to keep the lines
     try:
-        change = Change(
+        change = changing.Change(
             at=at,
             force_listen=force_listen,
             pcm=None if replace_audio is None else read_wav(replace_audio),
             seed=seed,
-            settings=dict(map(read_setting, settings)),
+            settings=dict(map(changing.read_setting, settings)),
             model=model,
         )
         with count("fork", quiet=as_json) as watch:
@@ -300,9 +293,9 @@ def fork_command(
             )
             identity = SystemIdentities().draw()
             path, forked = run(partial(make, identity=identity, watch=watch))
-    except (ForkRefusedError, AudioFileError) as error:
+    except (changing.ForkRefusedError, AudioFileError) as error:
         raise UnusableError(str(error)) from error
-    except ForkError as error:
+    except changing.ForkError as error:
         raise NotComparableError(str(error)) from error
     except (OSError, RecorderError) as error:
         raise UnusableError(complaint(error, log)) from error
@@ -311,7 +304,7 @@ def fork_command(
     finish(body, _lines(path, forked, report), as_json=as_json)
 
 
-def _lines(path: Path, forked: Forked, report: DiffReport) -> list[RenderableType]:
+def _lines(path: Path, forked: changing.Forked, report: DiffReport) -> list[RenderableType]:
     prefix = forked.prefix
     lines: list[RenderableType] = [
         str(path),

@@ -50,14 +50,7 @@ from recorder.format.records import Record
 from recorder.format.steps import Step, fin_fields
 from recorder.read.scan import Damage
 from runtime.link.calls import HeldModel, failure_of
-from runtime.model.backends.base import (
-    Backend,
-    BackendError,
-    BackendGone,
-    ContextFull,
-    Forced,
-    Forces,
-)
+from runtime.model.backends import base
 from runtime.session.journal import Journal
 
 from ..rerun.difference import Difference
@@ -65,15 +58,7 @@ from ..rerun.full import RELEASE_WAIT_S, hold
 from ..rerun.logic import Replayer
 from ..rerun.outputs import compare_outputs
 from ..story.exchanges import Call, answered, asked
-from .change import (
-    CannotForkError,
-    Change,
-    Decisions,
-    ForkClient,
-    ForkRefusedError,
-    Prefix,
-    decisions_of,
-)
+from . import change
 
 # -- the recording's times ------------------------------------------------------------------------
 
@@ -125,7 +110,7 @@ class RecordedTimes:
         self._asked_ns: dict[Call, int] = {}
         self._timers: dict[int, int] = {}
         self._fired: dict[tuple[int, int], tuple[int, int]] = {}
-        self.decided: dict[int, Decisions] = {}
+        self.decided: dict[int, change.Decisions] = {}
         replayer = Replayer()
         for step in replayer.steps(items):
             self._note_answer(step)
@@ -136,21 +121,21 @@ class RecordedTimes:
             raise LogDamaged("damaged: a model that missed an input cannot be resumed")
         if report.divergence is not None:
             text = f"the recording does not replay, from record {report.divergence.seq} on"
-            raise CannotForkError(f"{text} (see `antiphon replay`)")
+            raise change.CannotForkError(f"{text} (see `antiphon replay`)")
         if replayer.session is None:
-            raise CannotForkError("the recording has no session yet")
+            raise change.CannotForkError("the recording has no session yet")
         self.end_ns, self.units = report.span_ns, report.units
         self._is_finished: Final = replayer.session.is_finished
         if self.connected.mode == "chat":
-            raise ForkRefusedError(
+            raise change.ForkRefusedError(
                 "a chat cannot be forked: each turn carries its whole conversation"
             )
         if self.connected.mode == "transcription":
             text = "a transcription cannot be forked: transcribe its sound again"
-            raise ForkRefusedError(text)
+            raise change.ForkRefusedError(text)
         if self.begin_seq < 0:
             there = f"units 0 to {report.units - 1}" if report.units else "no units"
-            raise ForkRefusedError(f"there is no unit {at}: the recording has {there}")
+            raise change.ForkRefusedError(f"there is no unit {at}: the recording has {there}")
 
     def answer(self, call: Call) -> Answer | None:
         """Return the answer to a call; None: it never comes."""
@@ -199,7 +184,7 @@ class RecordedTimes:
                 self.connected = event
             case ev.UnitDone(result=result):
                 facts = {"cut": result.cut, "costs": result.costs}
-                self.decided[result.index] = decisions_of(result)
+                self.decided[result.index] = change.decisions_of(result)
             case ev.FinalizeDone(finalized=made):
                 facts = {"cost_us": made.cost_us}
             case ev.BackendOpenFailed(context_full=False) | ev.UnitFailed(context_full=False):
@@ -248,8 +233,8 @@ class ForkedModel:
     Before the unit `at` decoding is forced; `anyway` goes on if the recorded state is not reached.
     """
 
-    def __init__(self, backend: Backend, at: int, *, anyway: bool) -> None:
-        self.prefix = Prefix(units=at)
+    def __init__(self, backend: base.Backend, at: int, *, anyway: bool) -> None:
+        self.prefix = change.Prefix(units=at)
         self._at: Final = at
         self._anyway: Final = anyway
         self._now_ns = 0
@@ -282,17 +267,19 @@ class ForkedModel:
             with anyio.fail_after(CALL_S_MAX):
                 return await self._call(due.effect, answer, recorded)
         except TimeoutError as error:
-            raise CannotForkError(f"the model hangs in {name}, {CALL_S_MAX} s by now") from error
-        except BackendGone as error:
-            raise CannotForkError(f"the model is lost in {name}: {error}") from error
-        except BackendError as error:
+            raise change.CannotForkError(
+                f"the model hangs in {name}, {CALL_S_MAX} s by now"
+            ) from error
+        except base.BackendGone as error:
+            raise change.CannotForkError(f"the model is lost in {name}: {error}") from error
+        except base.BackendError as error:
             failed = failure_of(due.effect, error, self._now_ns)
             assert failed is not None, f"{name} cannot fail"
             return failed
-        except CannotForkError:
+        except change.CannotForkError:
             raise
         except Exception as error:  # a bug of the backend; on a server the session ends
-            raise CannotForkError(f"the model broke in {name}: {error!r}") from error
+            raise change.CannotForkError(f"the model broke in {name}: {error!r}") from error
         finally:
             if due.effect is self._closing:
                 self._closing = None
@@ -351,19 +338,19 @@ class ForkedModel:
     ) -> UnitResult:
         opened, unit = self._model.opened, asked.unit
         past = recorded.result if isinstance(recorded, ev.UnitDone) else None
-        if past is None or not isinstance(opened, Forces):
+        if past is None or not isinstance(opened, base.Forces):
             done = await self._model.call(asked, cut)
             assert isinstance(done, ev.UnitDone)
             if past is not None:
                 self._judge_unit(past, done.result, held_back=False)
             return done.result
         try:
-            forced = await opened.run_forced(unit, Forced.of(past), cut)
-        except (ContextFull, BackendGone):
+            forced = await opened.run_forced(unit, base.Forced.of(past), cut)
+        except (base.ContextFull, base.BackendGone):
             raise
-        except BackendError as error:
+        except base.BackendError as error:
             text = f"unit {unit.index} cannot be made to come out as recorded: {error}"
-            raise CannotForkError(f"{text}; fork at unit 0") from error
+            raise change.CannotForkError(f"{text}; fork at unit 0") from error
         self._judge_unit(past, forced.result, held_back=bool(forced.choices))
         return hold(past, forced.result)
 
@@ -381,8 +368,8 @@ class ForkedModel:
         text = f"{where}, {found.path}: recorded {found.recorded}, came out {found.came_out}"
         if self.prefix.first is None:
             self.prefix = attrs.evolve(self.prefix, first=text)
-        if not self._anyway and not isinstance(self._model.opened, Forces):
-            raise CannotForkError(
+        if not self._anyway and not isinstance(self._model.opened, base.Forces):
+            raise change.CannotForkError(
                 f"the model does not reach the recorded state: {text}; fork at unit 0, or --anyway"
             )
 
@@ -407,13 +394,13 @@ class ForkRun:
     """
 
     _times: RecordedTimes
-    _change: Change
+    _change: change.Change
     model: ForkedModel
     _journal: Journal
     _watch: Watch
     is_reached: bool = attrs.field(default=False, init=False)
     ended_early: bool = attrs.field(default=False, init=False)
-    decided: dict[int, Decisions] = attrs.field(factory=dict, init=False)
+    decided: dict[int, change.Decisions] = attrs.field(factory=dict, init=False)
     _due: dict[Call | str, Due] = attrs.field(factory=dict, init=False)
     _openings: int = attrs.field(default=0, init=False)
     _outside: Iterator[tuple[Place, ev.Event]] = attrs.field(default=iter(()), init=False)
@@ -428,7 +415,7 @@ class ForkRun:
         """
         self._outside = self._read(items)
         self._upcoming = next(self._outside, None)
-        client = ForkClient(self._change, connected, self._times.begin_sample)
+        client = change.ForkClient(self._change, connected, self._times.begin_sample)
         event: ev.Event = connected
         try:
             self._journal.append_event(connected)
@@ -478,7 +465,7 @@ class ForkRun:
                 self._due = {name: due for name, due in self._due.items() if due.answer is None}
             return event
         if call is None:
-            raise CannotForkError("the recording ends while its session waits")
+            raise change.CannotForkError("the recording ends while its session waits")
         return await self._answer(self._due.pop(call))
 
     async def _answer(self, due: Due) -> ev.Event:
@@ -490,7 +477,7 @@ class ForkRun:
         if isinstance(due.effect, ef.StartUnit):
             self._watch(due.effect.unit.index + 1, self._times.units)
         if isinstance(event, ev.UnitDone):
-            self.decided[event.result.index] = decisions_of(event.result)
+            self.decided[event.result.index] = change.decisions_of(event.result)
         return event
 
     # -- effects --------------------------------------------------------------

@@ -19,14 +19,7 @@ from recorder.format.format import SUFFIX
 from runtime.measures.tools import CallStory
 
 from ..rerun.difference import NOTHING, label, show
-from ..rerun.report import (
-    EXIT_CODES,
-    Divergence,
-    FullReport,
-    Maker,
-    Outcome,
-    ReplayReport,
-)
+from ..rerun.report import EXIT_CODES, Divergence, FullReport, Maker, Outcome, ReplayReport
 from ..shared.commands import table
 from ..shared.recordings import show_ms, show_seconds
 from ..story.exchanges import Exchange, calls_text

@@ -27,20 +27,12 @@ import pybase64
 from protocol.values.errors import FrameError
 from protocol.values.limits import CHAT_FRAME_BYTES_MAX, JSON_DEPTH_MAX, NS_PER_MS
 from protocol.values.utf8 import Frame, Utf8Text
+from protocol.wire import kinds as k
 from protocol.wire.codec import DATA_URL, parse_frame
 from protocol.wire.dialects import DIALECTS
 from protocol.wire.dialects.chat import TURN_BASED
 from protocol.wire.dialects.realtime import FULL_DUPLEX
 from protocol.wire.dialects.shared import OPENAI_SESSIONS
-from protocol.wire.kinds import (
-    IMAGE_URL_HEADS,
-    PROMPTED,
-    SAID,
-    STOCK_VOICES,
-    VOICE_NAMED,
-    Holds,
-    Schema,
-)
 from protocol.wire.kinds import Kind as FieldKind
 from protocol.wire.table import Field, Object, Table, tables_in, walk
 
@@ -164,7 +156,7 @@ def _path(levels: list[_Level]) -> Path:
 
 SETTING: Final = None
 """What a field holds that holds nothing personal: a number, a switch, a word, or other fields."""
-TEXT: Final = SAID
+TEXT: Final = k.SAID
 _PLAYED: Final = "played_ms"
 """A time since the session began: one that is still to come says something else."""
 _CALL: Final = frozenset({"id", "tool_call_id", "call_id"})
@@ -188,9 +180,9 @@ def _fields(tables: Iterable[Table]) -> tuple[Field, ...]:
     return tuple(row for row in rows if isinstance(row, Field))
 
 
-def held(tables: Iterable[Table]) -> Mapping[str, Holds | None]:
+def held(tables: Iterable[Table]) -> Mapping[str, k.Holds | None]:
     """Say what each field holds by its key, wherever it stands, as its row says."""
-    found: dict[str, Holds | None] = {}
+    found: dict[str, k.Holds | None] = {}
     for table in tables:
         found |= dict.fromkeys(table.tag, SETTING)
         for row in walk(table.shape.rows):
@@ -202,9 +194,9 @@ def held(tables: Iterable[Table]) -> Mapping[str, Holds | None]:
 
 _TABLES: Final = tuple(_tables())
 _FIELDS: Final = _fields(_TABLES)
-HOLDS: Final[Mapping[str, Holds | None]] = {**held(_TABLES), _PART: TEXT}
+HOLDS: Final[Mapping[str, k.Holds | None]] = {**held(_TABLES), _PART: TEXT}
 """What each field holds; `data`, where no other field says what it is, may be any text."""
-_PARTS: Final[Mapping[str, Holds]] = {
+_PARTS: Final[Mapping[str, k.Holds]] = {
     table.tag["type"]: row.kind.holds
     for table in _TABLES
     for row in table.shape.rows
@@ -303,7 +295,7 @@ class FrameEditor:
             return content.fill(frame)
         return edited
 
-    def _replace(self, span: Span, old: str, holds: Holds) -> str:
+    def _replace(self, span: Span, old: str, holds: k.Holds) -> str:
         if span.kind == "number":
             accepted, like = _accepted(span, old), content.numbers(old)
             return next((new for new in like if _accepted(span, new) == accepted), like[0])
@@ -322,7 +314,7 @@ class FrameEditor:
             return _with_line_breaks_of(old, self._replace_file(_LINE_BREAK.sub("", old), form))
         text = unescaped(old)
         url = DATA_URL.match(text)
-        known = next(filter(text.startswith, IMAGE_URL_HEADS.values()), "")
+        known = next(filter(text.startswith, k.IMAGE_URL_HEADS.values()), "")
         head = known or (_unnamed(url[0]) if url else "")
         try:
             data = pybase64.b64decode(text[url.end() :] if url else text, validate=True)
@@ -353,7 +345,7 @@ def _with_line_breaks_of(old: str, new: str) -> str:
     return "".join([*pieces, new[at:]])
 
 
-def _fits(schema: Schema, number: float) -> bool:
+def _fits(schema: k.Schema, number: float) -> bool:
     """Whether a number is a value that a schema describes, in any context."""
     kinds = schema.get("type")
     wanted = {"number", "integer"} if isinstance(number, int) else {"number"}
@@ -384,7 +376,7 @@ def _is_setting(span: Span, text: str, at_ns: int) -> bool:
 
 def _judge(
     span: Span, frame: str, body: object, known_words: frozenset[str], at_ns: int
-) -> tuple[Side, Holds | None]:
+) -> tuple[Side, k.Holds | None]:
     """The side and content of a span; None for no content."""
     key = next((place for place in reversed(span.path) if isinstance(place, str)), None)
     if key is None or not _OPAQUE.isdisjoint(span.path[:-1]) or key not in HOLDS:
@@ -401,7 +393,7 @@ def _judge(
     if holds is SETTING:
         is_known = word in WORDS or unescaped(word) in known_words
         return "user", None if is_known else TEXT
-    if holds is VOICE_NAMED and unescaped(word) in STOCK_VOICES:
+    if holds is k.VOICE_NAMED and unescaped(word) in k.STOCK_VOICES:
         return "user", None
     if key == _PART:
         part = _at(body, span.path[:-1])
@@ -410,14 +402,14 @@ def _judge(
     return _in_conversation(span, body, holds)
 
 
-def _in_conversation(span: Span, body: object, holds: Holds) -> tuple[Side, Holds]:
+def _in_conversation(span: Span, body: object, holds: k.Holds) -> tuple[Side, k.Holds]:
     """The side and content of a part of a conversation; elsewhere the client's."""
     if "messages" not in span.path:
         return "user", holds
     message = _at(body, span.path[: span.path.index("messages") + 2])
     role = message.get("role") if isinstance(message, dict) else None
     if role == "system" and holds is TEXT:
-        return "user", PROMPTED
+        return "user", k.PROMPTED
     return ("model" if role == "assistant" else "user"), holds
 
 
@@ -447,7 +439,7 @@ def _is_refused(frame: str) -> bool:
     return False
 
 
-def _size_bytes(old: str, holds: Holds) -> int:
+def _size_bytes(old: str, holds: k.Holds) -> int:
     """The bytes taken out; of a file those of its base64."""
     if holds.form in {"words", "name"}:
         return len(old.encode("utf-8", "surrogatepass"))

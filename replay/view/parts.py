@@ -44,7 +44,7 @@ from protocol.values.digest import digest
 from protocol.values.model import SAMPLE_BYTES
 from recorder.format.blobs import extract
 from recorder.format.records import FRAME_KINDS, Record, Value
-from runtime.measures.placing import JITTER_MS, RATE_HZ, Line, Voice, time_of
+from runtime.measures.placing import JITTER_MS, RATE_HZ, Voice, time_of
 from runtime.media.image import decode_jpeg
 from runtime.media.values import MediaError
 
@@ -203,14 +203,6 @@ COMPLEXITY: Final = 5
 _Samples = NDArray[np.float32]
 
 
-@attrs.frozen(kw_only=True)
-class Placed:
-    """The time at which a sound is heard, on the session's clock."""
-
-    begin_ns: int
-    end_ns: int
-
-
 class Track:
     """One voice, fed in the order of its sound; `left_out_s` counts after `VOICE_S_MAX`."""
 
@@ -218,79 +210,48 @@ class Track:
         self.left_out_s = 0.0
         self._voice: Final[Voice] = voice
         self._rate_hz: Final = RATE_HZ[voice]
-        self._line: Final = Line(voice)
         self._begin = 0
         self._held: list[_Samples] = []
         self._held_samples = 0
         self._lead: _Samples = np.empty(0, np.float32)
         self._kept_samples = 0
 
-    @property
-    def end_ns(self) -> int:
-        """When the sound queued so far will have been heard."""
-        return time_of(self._voice, self._line.end)
+    def take(self, begin: int, pcm: bytes) -> list[Part]:
+        """Take float32 LE mono at the voice's rate, heard from this sample on.
 
-    def stop(self, at_ns: int) -> list[Part]:
-        """Stop queued sound; give the pieces that are complete with that."""
-        if self.end_ns <= at_ns or not self._held_samples:
-            return []
-        kept = max(0, self._line.cut(at_ns) - self._begin)
-        samples = np.concatenate(self._held)[:kept]
-        self._kept_samples -= self._held_samples - len(samples)
-        self._held, self._held_samples = [samples], len(samples)
-        return self.flush()
-
-    def take(
-        self, at_ns: int, pcm: bytes, *, is_captured: bool = False
-    ) -> tuple[Placed, list[Part]]:
-        """Take float32 LE mono at the voice's rate, heard at `at_ns` at the earliest.
-
-        Sound that `is_captured` was heard before it came. Returns when it is heard, and the pieces
-        that are complete by then.
+        Returns the pieces that are complete by then.
         """
         samples = np.frombuffer(pcm[: len(pcm) // SAMPLE_BYTES * SAMPLE_BYTES], "<f4")
         if self._kept_samples + len(samples) > VOICE_S_MAX * self._rate_hz:
             self.left_out_s += len(samples) / self._rate_hz
-            return Placed(begin_ns=at_ns, end_ns=at_ns), []
-        parts = self._complete(at_ns)
-        before = self._line.end
-        begin = self._line.place(at_ns, len(samples), is_captured=is_captured)
-        gap = begin - before + self._line.moved
+            return []
+        parts = self.flush(whole=True)
+        gap = begin - self._begin - self._held_samples
         goes_on = self._held_samples or len(self._lead)
         if gap > JITTER_MS * self._rate_hz // 1000 or not goes_on:
             parts += self.flush()
             self._begin = begin
         else:
-            self._begin -= self._line.moved
             self._hold(np.zeros(gap, np.float32))
         self._hold(np.clip(np.nan_to_num(samples), -1, 1))
-        return Placed(begin_ns=time_of(self._voice, begin), end_ns=self.end_ns), parts
+        return parts
 
     def _hold(self, samples: _Samples) -> None:
         self._held.append(samples)
         self._held_samples += len(samples)
         self._kept_samples += len(samples)
 
-    def _complete(self, now_ns: int) -> list[Part]:
-        """Give the pieces of full length that cannot be cut off any more."""
-        size, parts = PIECE_S * self._rate_hz, []
-        while self._held_samples >= size and self._is_played(self._begin + size, now_ns):
-            samples = np.concatenate(self._held)
-            parts.append(self._piece(samples[:size]))
-            self._held, self._held_samples = [samples[size:]], len(samples) - size
-        return parts
-
-    def _is_played(self, sample: int, now_ns: int) -> bool:
-        return self._voice == "user" or time_of(self._voice, sample) <= now_ns
-
-    def flush(self) -> list[Part]:
-        """Give the pieces of all that is held."""
-        samples = np.concatenate([self._lead[:0], *self._held])
+    def flush(self, *, whole: bool = False) -> list[Part]:
+        """Give the pieces of all that is held, or only those of full length."""
         size = PIECE_S * self._rate_hz
-        starts = range(0, len(samples), size)
-        parts = [self._piece(samples[start : start + size]) for start in starts]
-        self._held, self._held_samples = [], 0
-        self._lead = self._lead[:0]
+        if whole and self._held_samples < size:
+            return []
+        samples = np.concatenate([self._lead[:0], *self._held])
+        end = len(samples) - len(samples) % size if whole else len(samples)
+        parts = [self._piece(samples[at : min(at + size, end)]) for at in range(0, end, size)]
+        self._held, self._held_samples = [samples[end:]], len(samples) - end
+        if not whole:
+            self._lead = self._lead[:0]
         return parts
 
     def _piece(self, samples: _Samples) -> Part:

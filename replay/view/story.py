@@ -9,19 +9,8 @@ the number that waited, are known only from stepping the session, so they end at
 Memory holds the last part: some numbers a unit, words, errors. Times are nanoseconds of the
 session's clock.
 
-Rules of the dialogue:
-
-- Frames are read with the dialect's own parsers; one that cannot be read, or that was refused, has
-  no sound, picture or text.
-- If the user's sound came ahead of the clock, what the server sends stands later by as much
-  (`placing.Lead`).
-- A model's words stand where their sound is heard, since text is sent earlier; words without sound
-  stand where they were sent.
-- From an answer's end, the words that were in no delta are taken: all, if it was not streamed.
-- A listen during a turn stops playing sound, as a client does; after the turn's end it plays out.
-- A picture stands where it was sent, a PNG or a WebP where it was decoded.
-- A question in chat carries the whole conversation again; only its new part is taken, and its sound
-  stands where it was asked.
+The dialogue is the session's time line (`export.timeline`); words that are sent within `HOLD_NS`
+are joined, and those without sound give way to the next.
 """
 
 from __future__ import annotations
@@ -33,33 +22,23 @@ from typing import Any, Final, Self
 import attrs
 
 from protocol.values import events as ev
-from protocol.values import messages as ms
-from protocol.values.digest import digest
-from protocol.values.limits import NS_PER_S
-from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES, ToolCall
-from protocol.values.openai import CreateItem
-from protocol.values.requests import Append, AppendSound, Ask, AudioPart, ClientMessage, See
-from protocol.values.requests import Part as ReceivedPart
-from protocol.wire.audio import to_float32
-from protocol.wire.media import kind_of
 from recorder.format.records import Fields, Record, Value
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage, OpenSource
 from runtime.measures.conversation import Span, Turns, ns_of, shared
 from runtime.measures.measure import NEAR_TIE_LOGITS
-from runtime.measures.placing import Positions, Voice, ahead_ns
-from runtime.measures.tools import CallStory
+from runtime.measures.placing import VOICES, Sound, Voice
 
 from ..diff import DiffReport, Parting, compare
 from ..eval.evaluate import own_values
 from ..eval.scores import Facts, Gathering, score
 from ..eval.table import MEASURES
+from ..export.timeline import HOLD_NS, Moment, Note, Picture, Words
 from ..rerun.report import Divergence
 from ..shared.fields import typed
-from ..story.exchanges import asked_texts, calls_text
 from ..story.inspect import Inspector, to_json
-from ..story.reading import Dictated, Passage
-from .parts import ROWS_A_PART, Json, Part, Pictures, Placed, Track, plain, row_of
+from ..story.reading import Passage
+from .parts import ROWS_A_PART, Json, Part, Pictures, Track, plain, row_of
 
 # -- remarks on places -----------------------------------------------------------------------------
 
@@ -136,180 +115,64 @@ def _parting(parting: Parting, name: str, end_ns: int) -> Finding:
 # -- the dialogue ----------------------------------------------------------------------------------
 
 
-HOLD_NS: Final = NS_PER_S
-"""Words wait this long for their sound: a model speaks a second at a time."""
 WORDS_MAX: Final = 20_000
 """Pieces of text: a longest session has 600, a chat of an hour one a second."""
 
 
-@attrs.define(kw_only=True)
-class _Held:
-    turn: str
-    seq: int
-    begin_ns: int
-    end_ns: int
-    text: str = ""
-
-
 class Dialogue:
-    """Takes a session's frames and media in order.
+    """Takes the moments of a session's time line, in order.
 
     `words` holds words: voice, when they begin and end, the text, the record; the last of `pauses`
-    has no end until it comes. `dictated` is the placed sound that is not transcribed yet.
+    has no end until it comes.
     """
 
-    def __init__(self, dictated: Dictated) -> None:
-        self.user: Final = Track("user")
-        self.model: Final = Track("model")
+    def __init__(self) -> None:
+        self.tracks: Final = {voice: Track(voice) for voice in VOICES}
         self.pictures: Final = Pictures()
-        self._dictated: Final = dictated
-        self.words: list[Json] = []
+        self.words: list[list[Any]] = []
         self.pauses: list[list[int | None]] = []
-        self._held: _Held | None = None
-        self._last_words: dict[Voice, list[Any]] = {}
-        self._streamed = ("", "")
-        self._in_turn = False
-        self._sounds: set[str] = set()
-        self._asked_ns = 0
-        self._is_chat = False
-        self._positions: Final = Positions()
+        self._last: dict[Voice, tuple[Words, list[Any]]] = {}
 
-    def receive(self, record: Record, request: ClientMessage, lag_ns: int) -> list[Part]:
-        """Take a request that the session took; resampling made its sound later by `lag_ns`."""
-        match request:
-            case AppendSound(pcm16=pcm16):
-                return self.user.take(record.at_ns, to_float32(pcm16), is_captured=True)[1]
-            case Append(pcm=pcm, frames=frames):
-                came_ns = max(record.at_ns - lag_ns, 0)
-                place, parts = self.user.take(came_ns, pcm, is_captured=True)
-                self._positions.add(len(pcm) // SAMPLE_BYTES, place.begin_ns)
-                spoken_ns = self._spoken_ns(record.at_ns)
-                pictures = [it for it in frames if isinstance(it, bytes)]  # others are invalid
-                return [*parts, *(self.pictures.take(spoken_ns, each) for each in pictures)]
-            case See(jpeg=jpeg):
-                return [self.pictures.take(self._spoken_ns(record.at_ns), jpeg)]
-            case CreateItem(item=item):
-                shown = (one for one in item.pictures if kind_of(one) == "JPEG")
-                return [self.pictures.take(record.at_ns, jpeg) for jpeg in shown]
-            case Ask(messages=messages):
-                return self._asked(record, messages[-1].content)
+    def take(self, moment: Moment) -> list[Part]:
+        """Take the next moment; give the parts that are complete with it."""
+        match moment:
+            case Sound():
+                return self.tracks[moment.voice].take(moment.begin, moment.pcm)
+            case Picture():
+                return [self.pictures.take(moment.begin_ns, moment.jpeg)]
+            case Words():
+                self._add(moment)
+            case Note(begin_ns=at_ns, kind="unheard") if len(self.words) < WORDS_MAX:
+                self.words.append(["model", at_ns, at_ns + HOLD_NS, moment.text, moment.seq])
+            case Note(kind="paused"):
+                self.pauses.append([moment.begin_ns, None])
+            case Note(kind="resumed") if self.pauses:
+                self.pauses[-1][1] = moment.begin_ns
         return []
-
-    def _spoken_ns(self, at_ns: int) -> int:
-        """When it is spoken what the client sends at a time, with its sound so far."""
-        return at_ns + ahead_ns(self.user.end_ns, at_ns)
-
-    def _asked(self, record: Record, content: tuple[ReceivedPart, ...]) -> list[Part]:
-        self._asked_ns, self._is_chat = record.at_ns, True
-        words = asked_texts(content)
-        place = Placed(begin_ns=record.at_ns, end_ns=record.at_ns + HOLD_NS)
-        self._add_words("user", place, " ".join(words), record.seq)
-        parts: list[Part] = []
-        for sound in content:
-            if (
-                isinstance(sound, AudioPart)
-                and not sound.is_file
-                and sound.rate_hz == INPUT_RATE_HZ
-            ):
-                parts += self.user.take(record.at_ns, sound.data)[1]
-        return parts
-
-    def decoded(self, event: ev.MediaDecoded) -> list[Part]:
-        """Take decoded media; a chat's turn brings that of the turns before it again."""
-        parts: list[Part] = []
-        if event.pcm and (name := digest(event.pcm)) not in self._sounds:
-            self._sounds.add(name)
-            _, parts = self.user.take(self._asked_ns, event.pcm)
-        is_chat, known = self._is_chat, self.pictures
-        new = (jpeg for jpeg in event.pictures if not (is_chat and known.has(jpeg)))
-        return [*parts, *(self.pictures.take(event.at_ns, jpeg) for jpeg in new)]
-
-    def transcribed(self, event: ev.UserTranscribed, seq: int) -> None:
-        """Take what the user said, as it was transcribed."""
-        now_ns = self._spoken_ns(event.at_ns)
-        begin_ns, end_ns = self._positions.span(event.start_ms, event.end_ms, now_ns)
-        self._add_words("user", Placed(begin_ns=begin_ns, end_ns=end_ns), event.text, seq)
-
-    def send(self, record: Record, messages: Iterable[ms.ServerMessage], at_ns: int) -> list[Part]:
-        """Take the server's messages of a frame, heard at `at_ns` at the earliest."""
-        return [part for message in messages for part in self._take(record, message, at_ns)]
 
     def end(self) -> list[Part]:
         """Give the rest."""
-        self._let_go()
-        return [*self.user.flush(), *self.model.flush()]
+        return [part for track in self.tracks.values() for part in track.flush()]
 
-    def _take(self, record: Record, message: ms.ServerMessage, at_ns: int) -> list[Part]:
-        match message:
-            case ms.Speech(response_id=turn, text=text, pcm=pcm, end_of_turn=is_end):
-                self._in_turn = not is_end
-                return self._speak(record, at_ns, turn, text, pcm)
-            case ms.Delta(response_id=turn, text=text, pcm=pcm):
-                streamed = self._streamed[1] if self._streamed[0] == turn else ""
-                self._streamed = (turn, streamed + text)
-                return self._speak(record, at_ns, turn, text, pcm)
-            case ms.TranscriptDelta(text=text):
-                self._hold(max(record.at_ns, self._dictated.fed_ns), record.seq, "", text)
-            case ms.TranscriptDone():
-                self._let_go()
-            case ms.Response(response_id=turn, text=text, pcm=pcm, tool_calls=calls):
-                streamed = self._streamed[1] if self._streamed[0] == turn else ""
-                rest = [text.removeprefix(streamed), *([calls_text(calls)] if calls else ())]
-                return self._speak(record, at_ns, turn, " ".join(rest), pcm)
-            case ms.Listen():
-                self._let_go()
-                return self.model.stop(at_ns) if self._in_turn else []
-            case ms.Interrupted():
-                return self.model.stop(at_ns)
-            case ms.Paused():
-                self.pauses.append([at_ns, None])
-            case ms.Resumed() if self.pauses:
-                self.pauses[-1][1] = at_ns
-        return []
-
-    # -- words ----------------------------------------------------------------------------------
-
-    def call(self, record: Record, call: CallStory, at_ns: int) -> None:
-        """Take a call of a tool in a duplex session, or its result."""
-        place = Placed(begin_ns=at_ns, end_ns=at_ns + HOLD_NS)
-        if call.ended_ns is not None:
-            self._add_words("user", place, f"[returns {call.result}]", record.seq)
-        elif call.name:
-            made = ToolCall(id=call.call, name=call.name, arguments=call.arguments)
-            self._add_words("model", place, calls_text((made,)), record.seq)
-
-    def _speak(self, record: Record, at_ns: int, turn: str, text: str, pcm: bytes) -> list[Part]:
-        self._hold(at_ns, record.seq, turn, text)
-        if not pcm:
-            return []
-        place, parts = self.model.take(at_ns, pcm)
-        self._let_go(place)
-        return parts
-
-    def _hold(self, at_ns: int, seq: int, turn: str, text: str) -> None:
-        held = self._held
-        if held is not None and (held.turn != turn or at_ns - held.begin_ns >= HOLD_NS):
-            self._let_go()
-            held = None
-        if held is None:
-            held = _Held(turn=turn, seq=seq, begin_ns=at_ns, end_ns=at_ns + HOLD_NS)
-        held.text += text
-        self._held = held
-
-    def _let_go(self, place: Placed | None = None) -> None:
-        held, self._held = self._held, None
-        if held is not None:
-            place = place or Placed(begin_ns=held.begin_ns, end_ns=held.end_ns)
-            self._add_words("model", place, held.text, held.seq)
-
-    def _add_words(self, voice: Voice, place: Placed, text: str, seq: int) -> None:
-        if not text.strip() or len(self.words) >= WORDS_MAX:
+    def _add(self, words: Words) -> None:
+        first, shown = self._last.get(words.voice, (None, []))
+        if first is not None and _goes_on(first, words):
+            shown[3] += words.text
             return
-        last = self._last_words.get(voice)
-        if last is not None:  # words without sound give way
-            last[2] = min(last[2], max(last[1], place.begin_ns))
-        self._last_words[voice] = words = [voice, place.begin_ns, place.end_ns, plain(text), seq]
-        self.words.append(words)
+        if first is not None:  # words without sound give way
+            shown[2] = min(shown[2], max(shown[1], words.begin_ns))
+        end_ns = words.begin_ns + HOLD_NS if words.end_ns is None else words.end_ns
+        shown = [words.voice, words.begin_ns, end_ns, words.text, words.seq]
+        if words.text.strip() and len(self.words) < WORDS_MAX:
+            self._last[words.voice] = (words, shown)
+            self.words.append(shown)
+
+
+def _goes_on(first: Words, words: Words) -> bool:
+    """Whether words go on in the passage that begins with others, without sound as these."""
+    is_mute = first.end_ns is None and words.end_ns is None
+    is_one = words.voice == "model" and words.response_id == first.response_id
+    return is_mute and is_one and words.begin_ns - first.begin_ns < HOLD_NS
 
 
 # -- who spoke when --------------------------------------------------------------------------------
@@ -390,12 +253,12 @@ class Narrator(Inspector):
     def __init__(self, head: Fields) -> None:
         super().__init__()
         self.head: Final = head
-        self._gathering: Final = Gathering(head, self)
-        self.dialogue: Final = Dialogue(self.dictated)
+        self._gathering: Final = Gathering(head, self, also=self._take_moment)
+        self.dialogue: Final = Dialogue()
+        self._parts: list[Part] = []
         self._rows: list[Json] = []
         self._places: dict[int, dict[str, Json]] = {}
         self._arrived: deque[int] = deque()
-        self._kinds: dict[int, str] = {}
         self._points: dict[str, list[Json]] = {"waiting": [], "queue": [], "kv": [], "marks": []}
         self._damages: list[Json] = []
 
@@ -405,6 +268,9 @@ class Narrator(Inspector):
     def __exit__(self, *error: object) -> None:
         self._gathering.__exit__(*error)
 
+    def _take_moment(self, moment: Moment) -> None:
+        self._parts += self.dialogue.take(moment)
+
     def narrate(self, item: Record | Damage) -> list[Part]:
         """Add the next record, or damage; return the parts that are complete by now."""
         before = self._counts()
@@ -412,20 +278,19 @@ class Narrator(Inspector):
         self._gathering.take(item, passage)
         if isinstance(item, Damage):
             self._damages.append([item.first_seq, item.records, item.reason, plain(item.detail)])
-        if passage is None:
-            return []
-        kept = "" if passage.short is None else passage.short.told
-        self._rows.append(row_of(passage.record, kept))
-        parts = self._flush() if len(self._rows) >= ROWS_A_PART else []
-        self._note_arrivals(passage.record, before)
-        return [*parts, *self._note(passage)]
+        if passage is not None:
+            kept = "" if passage.short is None else passage.short.told
+            self._rows.append(row_of(passage.record, kept))
+            self._note_arrivals(passage.record, before)
+            self._note(passage)
+        return self._flush(ROWS_A_PART)
 
     def conclude(
         self, *, replayed: bool = False, comparison: Comparison | None = None
     ) -> list[Part]:
         """Give the last parts, if `replayed` with the verdict of logic replay."""
-        parts = [*self._flush(), *self.dialogue.end()]
         facts = self._gathering.end()
+        parts = [*self._flush(), *self.dialogue.end()]
         inspected = to_json(self.inspection(self.head))
         divergence = self.replayer.report().divergence
         found = [] if divergence is None else [finding_of(divergence)]
@@ -441,7 +306,7 @@ class Narrator(Inspector):
             "errors": [plain(attrs.asdict(error)) for error in self.errors[:POINTS_MAX]],
             "shortened": [plain(it) for it in inspected["shortened"][:POINTS_MAX]],
             "playback": [plain(it) for it in inspected["playback"][:POINTS_MAX]],
-            "said": self.dialogue.words,
+            "said": [[*at, plain(text), seq] for *at, text, seq in self.dialogue.words],
             "pauses": self.dialogue.pauses,
             **self._points,
             "damages": self._damages[:POINTS_MAX],
@@ -458,7 +323,7 @@ class Narrator(Inspector):
             "transcriber": plain(self.opened.limits.transcriber) if self.opened else "",
             "context_tokens": self.opened.limits.context_tokens if self.opened else None,
             "pictures_left_out": self.dialogue.pictures.left_out,
-            "sound_left_out_s": self.dialogue.user.left_out_s + self.dialogue.model.left_out_s,
+            "sound_left_out_s": sum(it.left_out_s for it in self.dialogue.tracks.values()),
         }
         return [*parts, Part("story", story)]
 
@@ -468,9 +333,13 @@ class Narrator(Inspector):
             return "damaged"
         return "diverged" if report.divergence is not None else "identical"
 
-    def _flush(self) -> list[Part]:
-        rows, self._rows = self._rows, []
-        return [Part("rows", rows)] if rows else []
+    def _flush(self, rows_min: int = 1) -> list[Part]:
+        """Give what is complete, with the rows if there are so many."""
+        parts, self._parts = self._parts, []
+        if len(self._rows) >= rows_min:
+            parts.append(Part("rows", self._rows))
+            self._rows = []
+        return parts
 
     # -- from stepping --------------------------------------------------------------------------
 
@@ -498,26 +367,15 @@ class Narrator(Inspector):
 
     # -- from records ---------------------------------------------------------------------------
 
-    def _note(self, passage: Passage) -> list[Part]:
-        record, read = passage.record, self._gathering.timeline
-        for call in passage.calls:
-            self.dialogue.call(record, call, read.played_ns)
-        if record.kind == "rx":
-            if read.request is None:
-                return []
-            return self.dialogue.receive(record, read.request, read.story.wire.lag_ns)
-        if record.kind == "tx":
-            return self.dialogue.send(record, read.messages, read.played_ns)
+    def _note(self, passage: Passage) -> None:
+        record = passage.record
         if record.kind == "mark":
             self._mark("mark", record, record.fields)
         elif passage.effect:
             self._note_effect(passage.effect, record)
-        if passage.event is None:
-            return []
-        self._note_move(passage.event, record)
-        if isinstance(passage.event, ev.UserTranscribed):
-            self.dialogue.transcribed(passage.event, record.seq)
-        return self._note_event(passage.event)
+        if passage.event is not None:
+            self._note_move(passage.event, record)
+            self._note_event(passage.event)
 
     def _note_move(self, event: ev.Event, record: Record) -> None:
         match event:
@@ -535,7 +393,7 @@ class Narrator(Inspector):
             case ev.Rebuilt(steps=steps):
                 self._mark("rebuilt", record, {"steps": steps})
 
-    def _note_event(self, event: ev.Event) -> list[Part]:
+    def _note_event(self, event: ev.Event) -> None:
         at_ns = event.at_ns
         match event:
             case ev.TicketMoved(place=place):
@@ -556,19 +414,12 @@ class Narrator(Inspector):
                 self._point("kv", at_ns, 0)
             case ev.RollbackDone(index=index) if index in self._places:
                 self._places[index]["undone_ns"] = at_ns
-            case ev.MediaDecoded(media=media) if self._kinds.pop(media, "") in _ASKED:
-                return self.dialogue.decoded(event)
-        return []
 
     def _note_effect(self, effect: str, record: Record) -> None:
         fields, current = record.fields, self.exchanges.current
         match effect:
             case "StartUnit" if current is not None and current.seq == record.seq:
                 self._place(current.index, record.seq)
-            case "DecodeMedia":
-                media, kind = fields.get("media"), fields.get("kind")
-                if isinstance(media, int) and isinstance(kind, str):
-                    self._kinds[media] = kind
             case "InterruptUnit" | "InterruptTurn":
                 self._mark("interrupt", record, {"index": fields.get("index")})
 
@@ -588,8 +439,6 @@ class Narrator(Inspector):
 _RESHAPED: Final = frozenset(
     {"units", "turns", "states", "drops", "errors", "marks", "shortened"} | {"playback"}
 )
-_ASKED: Final = frozenset({"image", "audio", "video"})
-"""Media of which a session uses the decoded form; the others are voices, and JPEG frames."""
 
 
 def plain_fields(fields: Mapping[str, Value]) -> dict[str, Json]:

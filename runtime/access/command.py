@@ -17,19 +17,7 @@ from rich.table import Table
 
 from protocol.values.modes import MODES
 
-from .keys import (
-    KEYS_MAX,
-    SCOPES,
-    SESSIONS_MAX,
-    Key,
-    KeyFileError,
-    Scope,
-    change_key_file,
-    hash_key,
-    is_name,
-    new_key,
-    read_key_file,
-)
+from . import keys as keyfile
 
 FILE: Final = click.option(
     "--file",
@@ -40,9 +28,9 @@ FILE: Final = click.option(
     required=True,
     help="The file of keys that the server reads (--keys).",
 )
-_COUNT: Final = click.IntRange(0, SESSIONS_MAX)
+_COUNT: Final = click.IntRange(0, keyfile.SESSIONS_MAX)
 
-Keys = tuple[Key, ...]
+Keys = tuple[keyfile.Key, ...]
 
 
 @click.group("keys")
@@ -59,7 +47,7 @@ def keys_command() -> None:
 @FILE
 @click.option(
     "--scope",
-    type=click.Choice(SCOPES),
+    type=click.Choice(keyfile.SCOPES),
     default="use",
     show_default=True,
     help="admin sees the recordings, tickets and sessions of all keys.",
@@ -84,21 +72,21 @@ def add_command(
     *,
     name: str,
     path: Path,
-    scope: Scope,
+    scope: keyfile.Scope,
     sessions_max: int | None,
     sessions_per_hour: int | None,
     modes: tuple[str, ...],
     record_always: bool,
 ) -> None:
     """Make a key of the name NAME and print it, once; the file is made where it is missing."""
-    if not is_name(name):
+    if not keyfile.is_name(name):
         raise click.UsageError(
             "a name is 1 to 64 letters, digits and _.@-, a letter or digit first"
         )
-    drawn = new_key()
-    key = Key(
+    drawn = keyfile.new_key()
+    key = keyfile.Key(
         name=name,
-        hash=hash_key(drawn),
+        hash=keyfile.hash_key(drawn),
         scope=scope,
         sessions_max=sessions_max,
         sessions_per_hour=sessions_per_hour,
@@ -109,8 +97,10 @@ def add_command(
     def add(keys: Keys) -> Keys:
         if any(known.name == name for known in keys):
             raise click.ClickException(f"{path}: there already is a key {name}: renew or remove it")
-        if len(keys) >= KEYS_MAX:
-            raise click.ClickException(f"{path}: already has the maximum of {KEYS_MAX} keys")
+        if len(keys) >= keyfile.KEYS_MAX:
+            raise click.ClickException(
+                f"{path}: already has the maximum of {keyfile.KEYS_MAX} keys"
+            )
         return (*keys, key)
 
     _change(path, add, create=True)
@@ -122,12 +112,13 @@ def add_command(
 @FILE
 def renew_command(*, name: str, path: Path) -> None:
     """Make another key for NAME, with its limits and its recordings; print it, once."""
-    drawn = new_key()
+    drawn = keyfile.new_key()
 
     def renew(keys: Keys) -> Keys:
         _find(keys, name, path)
         return tuple(
-            attrs.evolve(key, hash=hash_key(drawn)) if key.name == name else key for key in keys
+            attrs.evolve(key, hash=keyfile.hash_key(drawn)) if key.name == name else key
+            for key in keys
         )
 
     _change(path, renew)
@@ -153,8 +144,8 @@ def remove_command(*, name: str, path: Path) -> None:
 def list_command(*, path: Path) -> None:
     """List the keys with their scopes and limits; no key, and no hash, is shown."""
     try:
-        file = read_key_file(path)
-    except KeyFileError as error:
+        file = keyfile.read_key_file(path)
+    except keyfile.KeyFileError as error:
         raise click.ClickException(str(error)) from error
     table = Table("name", "scope", "at once", "an hour", "modes", box=None)
     for key in file.keys:
@@ -175,8 +166,8 @@ def _find(keys: Keys, name: str, path: Path) -> None:
 
 def _change(path: Path, change: Callable[[Keys], Keys], *, create: bool = False) -> None:
     try:
-        change_key_file(path, change, create=create)
-    except KeyFileError as error:
+        keyfile.change_key_file(path, change, create=create)
+    except keyfile.KeyFileError as error:
         raise click.ClickException(str(error)) from error
 
 

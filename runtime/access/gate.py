@@ -189,9 +189,9 @@ class Denials:
         self._lines += 1
         if self._lines <= LINES_MAX:
             key = f" (key {name})" if name else ""
-            told = f"{reason}; {flag} would allow it" if flag else reason
+            text = f"{reason}; {flag} would allow it" if flag else reason
             level = logging.WARNING if reason == "origin" else logging.INFO
-            _LOG.log(level, "denied %s to %s%s: %s", asked, peer, key, told)
+            _LOG.log(level, "denied %s to %s%s: %s", asked, peer, key, text)
 
 
 # -- quotas ----------------------------------------------------------------------------------------

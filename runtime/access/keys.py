@@ -43,7 +43,6 @@ import os
 import re
 import secrets
 import stat
-import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -55,6 +54,8 @@ import anyio.to_thread
 import attrs
 
 from protocol.values.modes import MODES, Mode
+from recorder.write.disk import Disk
+from recorder.write.files import new_file
 
 # -- keys as values --------------------------------------------------------------------------------
 
@@ -163,57 +164,42 @@ def format_keys(keys: Sequence[Key]) -> str:
 # -- one key ------------------------------------------------------------------------------------
 
 
-def _key(number: int, table: Mapping[str, object]) -> Key:
-    """Parse one table; unknown fields are errors."""
+_RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+    "name": (lambda it: isinstance(it, str) and is_name(it), "1 to 64 letters, digits and _.@-"),
+    "hash": (
+        lambda it: isinstance(it, str) and _HASH.fullmatch(it) is not None,
+        f"{HASH_PREFIX} and 64 hex digits",
+    ),
+    "scope": (SCOPES.__contains__, " or ".join(SCOPES)),
+    **dict.fromkeys(
+        ("sessions_max", "sessions_per_hour"),
+        (
+            lambda it: type(it) is int and 0 <= it <= SESSIONS_MAX,
+            f"a whole number from 0 to {SESSIONS_MAX}",
+        ),
+    ),
+    "modes": (
+        lambda it: isinstance(it, list) and len(it) > 0 and all(mode in MODES for mode in it),
+        f"a list of some of {', '.join(MODES)}",
+    ),
+    "record_always": (lambda it: isinstance(it, bool), "true or false"),
+}
+"""Of each field of a key: whether a value is one of it, and what it must be."""
+_REQUIRED: Final = ("name", "hash")
+
+
+def _key(number: int, table: Mapping[str, Any]) -> Key:
+    """Read one; an error does not show a value, which may be a key."""
     where = f"key {number}"
-    name = table.get("name")
-    if not isinstance(name, str) or not is_name(name):
-        raise KeysWrongError(f"{where}: name must be 1 to 64 letters, digits and _.@-")
-    where = f"key {number} ({name})"
-    unknown = len(table.keys() - {field.name for field in attrs.fields(Key)})
-    if unknown:
-        known = ", ".join(field.name for field in attrs.fields(Key))
+    for name, (is_right, wanted) in _RULES.items():
+        if (name in table or name in _REQUIRED) and not is_right(table.get(name)):
+            raise KeysWrongError(f"{where}: {name} must be {wanted}")
+        where = f"key {number} ({table['name']})"
+    if unknown := len(table.keys() - _RULES.keys()):
+        known = ", ".join(_RULES)
         raise KeysWrongError(f"{where}: has {unknown} unknown fields; there are {known}")
-    hash_ = table.get("hash")
-    if not isinstance(hash_, str) or not _HASH.fullmatch(hash_):
-        raise KeysWrongError(f"{where}: hash must be {HASH_PREFIX} and 64 hex digits")
-    scope = table.get("scope", "use")
-    if scope not in SCOPES:
-        raise KeysWrongError(f"{where}: scope must be {' or '.join(SCOPES)}")
-    return Key(
-        name=name,
-        hash=hash_,
-        scope=scope,
-        sessions_max=_count(where, table, "sessions_max"),
-        sessions_per_hour=_count(where, table, "sessions_per_hour"),
-        modes=_modes(where, table.get("modes")),
-        record_always=_flag(where, table, "record_always"),
-    )
-
-
-def _flag(where: str, table: Mapping[str, object], name: str) -> bool | None:
-    value = table.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise KeysWrongError(f"{where}: {name} must be true or false")
-    return value
-
-
-def _count(where: str, table: Mapping[str, object], name: str) -> int | None:
-    value = table.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= SESSIONS_MAX:
-        raise KeysWrongError(f"{where}: {name} must be a whole number from 0 to {SESSIONS_MAX}")
-    return value
-
-
-def _modes(where: str, value: object) -> tuple[Mode, ...] | None:
-    if value is None:
-        return None
-    if not isinstance(value, list) or not value or not all(mode in MODES for mode in value):
-        raise KeysWrongError(f"{where}: modes must be a list of some of {', '.join(MODES)}")
-    modes: list[Any] = value
-    return tuple(modes)
+    modes = {"modes": tuple(table["modes"])} if "modes" in table else {}
+    return Key(**{**table, **modes})
 
 
 def _lines(key: Key) -> Iterator[str]:
@@ -317,21 +303,15 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace a file atomically, with the same owner."""
     try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        beside = Path(name)
-        try:
+        with new_file(path, replaces=True) as part:
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY)
             with os.fdopen(descriptor, "wb") as file:
-                _own_as(path, file.fileno())
+                _own_as(path, descriptor)
                 file.write(text.encode("utf-8"))
                 file.flush()
-                os.fsync(file.fileno())
-            beside.replace(path)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
-        _sync_folder(path.parent)
+                os.fsync(descriptor)
+        Disk().sync_directory(path.parent)
     except OSError as error:
         raise KeyFileError(f"{path}: cannot be written: {error.strerror}") from error
 
@@ -347,14 +327,6 @@ def _own_as(path: Path, descriptor: int) -> None:
         # A failure is an error: the server could not read the new file.
         os.fchown(descriptor, before.st_uid, before.st_gid)
     os.fchmod(descriptor, OWNER_ONLY | (before.st_mode & stat.S_IRGRP))
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # -- the server's current keys ---------------------------------------------------------------------

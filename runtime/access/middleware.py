@@ -119,8 +119,8 @@ async def answer_denied(request: Request, error: Exception) -> Response:
 
 def _answer(denied: Denied, scope: Scope) -> Response:
     peer, denials = scope.get("client"), cast(Denials, scope[DENIALS])
-    told = "unknown address" if peer is None else peer[0]
-    denials.note(denied.reason, peer=told, asked="HTTP", name=denied.name, flag=denied.flag)
+    host = "unknown address" if peer is None else peer[0]
+    denials.note(denied.reason, peer=host, asked="HTTP", name=denied.name, flag=denied.flag)
     body = error_for(scope["path"], denied.status, denied.body)
     return json_response(body, denied.status, dict(denied.headers))
 

@@ -31,14 +31,7 @@ from starlette.routing import Route
 
 from protocol.values.limits import MS_PER_S, NS_PER_MS
 from protocol.wire.codec import Fields
-from recorder.storage.marks import (
-    AT_MS_MAX,
-    TEXT_CHARS_MAX,
-    TooManyMarks,
-    add_mark,
-    read_marks,
-    remove_mark,
-)
+from recorder.storage import marks
 from recorder.storage.marks import MARKS_MAX as LATER_MARKS_MAX
 
 from ..access.gate import require_admin
@@ -101,7 +94,7 @@ class Marks:
         if server is None or session is None or not principal.may_see(session.owner):
             await self._recordings.check(request)
             raise _refused("over")
-        text = read_text(await read_body(request, BODY_BYTES_MAX), "text", TEXT_CHARS_MAX)
+        text = read_text(await read_body(request, BODY_BYTES_MAX), "text", marks.TEXT_CHARS_MAX)
         fields = {"text": text} | ({"by": principal.name} if principal.name else {})
         try:
             seq, at_ns = await server.mark(recording_id, fields)
@@ -114,7 +107,7 @@ class Marks:
 
     async def _list(self, request: Request) -> Response:
         _, info = await self._recordings.found(request)
-        found = await in_thread(partial(read_marks, self._recordings.marks_path(info)))
+        found = await in_thread(partial(marks.read_marks, self._recordings.marks_path(info)))
         return _json({"marks": [*map(attrs.asdict, found.marks)], "damaged": found.damaged})
 
     async def _write(self, request: Request) -> Response:
@@ -124,7 +117,7 @@ class Marks:
             raise HTTPException(HTTPStatus.CONFLICT, text)
         fields = read_fields(await read_body(request, BODY_BYTES_MAX), _place_and_text)
         path, principal = self._recordings.marks_path(info), principal_of(request)
-        made = await self._changed(principal, partial(add_mark, path, **fields))
+        made = await self._changed(principal, partial(marks.add_mark, path, **fields))
         if await self._recordings.find(info.recording_id, principal) is None:
             # It was removed meanwhile, and its marks go with it.
             await in_thread(partial(path.unlink, missing_ok=True))
@@ -136,13 +129,13 @@ class Marks:
         path, principal = self._recordings.marks_path(info), principal_of(request)
         number = request.path_params["number"]
         is_number = number.isascii() and number.isdigit() and len(number) <= 9
-        found = await in_thread(partial(read_marks, path))
+        found = await in_thread(partial(marks.read_marks, path))
         mark = found.of(int(number)) if is_number else None
         if mark is None:
             raise HTTPException(HTTPStatus.NOT_FOUND, NO_MARK)
         if not principal.may_see(mark.by):
             require_admin(principal)
-        if not await self._changed(principal, partial(remove_mark, path, mark.number)):
+        if not await self._changed(principal, partial(marks.remove_mark, path, mark.number)):
             raise HTTPException(HTTPStatus.NOT_FOUND, NO_MARK)
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
@@ -154,7 +147,7 @@ class Marks:
         now_ms = int(time.time() * MS_PER_S)
         try:
             return await in_thread(partial(change, by=principal.name, now_ms=now_ms), self._writing)
-        except TooManyMarks:
+        except marks.TooManyMarks:
             text = f"this recording has had its {LATER_MARKS_MAX} marks already"
             raise HTTPException(HTTPStatus.TOO_MANY_REQUESTS, text) from None
         except OSError:
@@ -163,11 +156,11 @@ class Marks:
 
 
 def _place_and_text(fields: Fields) -> dict[str, Any]:
-    at_ms = fields.required("at_ms", lambda value: value.integer(0, AT_MS_MAX))
+    at_ms = fields.required("at_ms", lambda value: value.integer(0, marks.AT_MS_MAX))
     return {
         "at_ms": at_ms,
-        "end_ms": fields.required("end_ms", lambda value: value.integer(at_ms, AT_MS_MAX)),
-        "text": fields.required("text", lambda value: value.text(TEXT_CHARS_MAX, 1)),
+        "end_ms": fields.required("end_ms", lambda value: value.integer(at_ms, marks.AT_MS_MAX)),
+        "text": fields.required("text", lambda value: value.text(marks.TEXT_CHARS_MAX, 1)),
     }
 
 

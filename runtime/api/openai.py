@@ -42,13 +42,7 @@ from protocol.wire.codec import Context, Fields, as_object, parse_frame
 from protocol.wire.dialects import OPENAI, OPENAI_TRANSCRIPTION
 from protocol.wire.dialects.shared import SESSION_UPDATE
 
-from ..access.client_secrets import (
-    LIFETIME_S,
-    LIFETIME_S_MAX,
-    LIFETIME_S_MIN,
-    ClientSecret,
-    SecretTooLongError,
-)
+from ..access import client_secrets
 from ..access.keys import Key
 from ..access.middleware import principal_of
 from ..media.decoder import Client, MediaDecoder
@@ -107,10 +101,12 @@ def sign_secret(key: Key, lifetime_s: int, **claims: Any) -> tuple[str, int]:
         text = "a client secret makes no other one"
         raise CodedError(HTTPStatus.FORBIDDEN, "scope_too_small", text)
     made_s = int(time.time())
-    secret = ClientSecret(key_name=key.name, made_s=made_s, expires_s=made_s + lifetime_s, **claims)
+    secret = client_secrets.ClientSecret(
+        key_name=key.name, made_s=made_s, expires_s=made_s + lifetime_s, **claims
+    )
     try:
         return secret.sign(key), secret.expires_s
-    except SecretTooLongError as error:
+    except client_secrets.SecretTooLongError as error:
         text = f"the session's settings do not fit: {error}"
         raise CodedError(HTTPStatus.BAD_REQUEST, "invalid_payload", text, "session") from None
 
@@ -322,14 +318,14 @@ def _id_of(created: dict[str, Any]) -> dict[str, str]:
 
 def _read_wish(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Read the lifetime and the settings of a secret, which may be empty; raises `FieldError`."""
-    lifetime_s, session = LIFETIME_S, dict[str, Any]()
+    lifetime_s, session = client_secrets.LIFETIME_S, dict[str, Any]()
     for name in body.keys() - {"expires_after", "session"}:
         Fields({name: None}).refuse_unknown()
     if body.get("expires_after") is not None:
         after = as_object(body["expires_after"], "$.expires_after")
         read = Fields({"anchor": "created_at", **after}, "$.expires_after")
         read.required("anchor", lambda value: value.choice(("created_at",)))
-        bounds = LIFETIME_S_MIN, LIFETIME_S_MAX
+        bounds = client_secrets.LIFETIME_S_MIN, client_secrets.LIFETIME_S_MAX
         lifetime_s = read.required("seconds", lambda value: value.integer(*bounds))
         read.refuse_unknown()
     if body.get("session") is not None:

@@ -73,10 +73,7 @@ PREFIX: Final = "static/"
 PATH_CHARS_MAX: Final = 1024
 """Longer than any page's path; each folder in a path costs a system call."""
 INDEX: Final = "index.html"
-HEADERS: Final = {
-    "Cache-Control": "no-cache",
-    "Content-Security-Policy": "frame-ancestors 'self'",
-}
+HEADERS: Final = {"Cache-Control": "no-cache", "Content-Security-Policy": "frame-ancestors 'self'"}
 """A browser revalidates a page at each use (304 if it is the same). Only the page's own site may
 frame it: it may use the microphone."""
 TYPES: Final = {
@@ -293,7 +290,7 @@ class Console:
         return [
             *(Route(path, self._send_page) for path in sorted(self._pages)),
             *(Route(path, self._send_file) for path in self._files),
-            Route("/api/console", self._tell),
+            Route("/api/console", self._show),
             Route("/api/console", self._sign_in, methods=["POST"]),
         ]
 
@@ -307,10 +304,10 @@ class Console:
     async def _send_file(self, request: Request) -> Response:
         return _answer(request, self._files[request.scope["path"]])
 
-    async def _tell(self, request: Request) -> Response:
+    async def _show(self, request: Request) -> Response:
         principal, settings, server = principal_of(request), self._settings, self._server()
         info = None if server is None else server.workers.info
-        told = {
+        body = {
             "version": VERSION,
             "readiness": "loading" if server is None else server.readiness,
             "models": [] if info is None else model_names(settings, info),
@@ -333,7 +330,7 @@ class Console:
             },
             "settings": {"duplex": _settings("duplex"), "chat": _settings("chat")},
         }
-        return json_response(told)
+        return json_response(body)
 
     async def _sign_in(self, request: Request) -> Response:
         value, expires_s = sign_secret(principal_of(request), LIFETIME_S_MAX, is_whole=True)
@@ -391,6 +388,6 @@ def _answer(request: Request, shown: _Shown) -> Response:
     accepted = request.headers.get("accept-encoding", "").lower().replace(" ", "").split(",")
     file = shown.packed if "gzip" in accepted else shown.plain
     encoding = {"Content-Encoding": file.encoding} if file.encoding else {}
-    told = {"Content-Security-Policy": PAGE_CSP, "Vary": "Accept-Encoding", **encoding}
+    sent = {"Content-Security-Policy": PAGE_CSP, "Vary": "Accept-Encoding", **encoding}
     with ExitStack() as opening:
-        return send_file(request, file, opening, HEADERS | told, media_type=file.media_type)
+        return send_file(request, file, opening, HEADERS | sent, media_type=file.media_type)

@@ -55,41 +55,13 @@ from ..access.keys import Key
 from ..access.middleware import principal_of
 from ..net.http import json_response
 from ..session.setup import VERSION
-from .requests import (
-    ConcurrencyLimit,
-    InMemory,
-    LogFile,
-    NotHere,
-    Stream,
-    check_names,
-    in_thread,
-    read_choice,
-    read_number,
-    send_file,
-    wrong,
-)
+from . import requests as rq
+from . import views as vw
 from .tail import TailFormat, send_log
-from .views import (
-    LoadViewer,
-    Make,
-    Viewer,
-    ViewName,
-    Views,
-    make_beside,
-    make_kept,
-    make_marked,
-    make_without,
-    page_marks,
-)
 
 
 def page_json(
-    summaries: Sequence[Summary],
-    principal: Key,
-    wanted: Wanted,
-    *,
-    limit: int,
-    after: str | None,
+    summaries: Sequence[Summary], principal: Key, wanted: Wanted, *, limit: int, after: str | None
 ) -> dict[str, object]:
     """A page of the recordings that a key may see; `ValueError`: `after` is not a page's end."""
     seen = [it for it in summaries if principal.may_see(it.owner)]
@@ -159,7 +131,7 @@ class Recordings:
     def __init__(
         self,
         directory: Path | None,
-        load_viewer: LoadViewer | None = None,
+        load_viewer: vw.LoadViewer | None = None,
         remote: RemoteStore | None = None,
         console: str = "",
     ) -> None:
@@ -171,14 +143,14 @@ class Recordings:
             self._listing = Listing(self._logs, Index(directory, WITH_STORE_NAME))
         self._has_store = remote is not None
         self._console = console
-        self._views = None if load_viewer is None else Views(load_viewer)
+        self._views = None if load_viewer is None else vw.Views(load_viewer)
         self._listed: tuple[Summary, ...] = ()
         self._listed_until_s = -1.0
         self._is_listing = anyio.Lock()
         self._asking = anyio.CapacityLimiter(ASKING_MAX)
         self._naming = anyio.CapacityLimiter(NAMING_MAX)
-        self._tails = ConcurrencyLimit(TAILS_MAX, TAILS_PER_KEY_MAX)
-        self._stored = ConcurrencyLimit(STORED_MAX, STORED_PER_KEY_MAX)
+        self._tails = rq.ConcurrencyLimit(TAILS_MAX, TAILS_PER_KEY_MAX)
+        self._stored = rq.ConcurrencyLimit(STORED_MAX, STORED_PER_KEY_MAX)
 
     def routes(self) -> list[Route]:
         """The routes, for `http.make_app`."""
@@ -208,20 +180,20 @@ class Recordings:
             await self._all(),
             principal_of(request),
             _wanted(request),
-            limit=read_number(request, "limit", LIMIT, low=1, high=LIMIT_MAX),
+            limit=rq.read_number(request, "limit", LIMIT, low=1, high=LIMIT_MAX),
             after=request.query_params.get("after"),
         )
         try:
-            return json_response(await in_thread(page))  # a list of thousands takes a while
+            return json_response(await rq.in_thread(page))  # a list of thousands takes a while
         except ValueError:
-            raise wrong("after", "the next of another page") from None
+            raise rq.wrong("after", "the next of another page") from None
 
     async def _all(self) -> tuple[Summary, ...]:
         assert self._listing is not None
         async with self._is_listing:
             began_s = anyio.current_time()
             if began_s >= self._listed_until_s:
-                self._listed = await in_thread(self._listing.refresh, self._asking)
+                self._listed = await rq.in_thread(self._listing.refresh, self._asking)
                 now_s = anyio.current_time()
                 rest_s = min(LISTING_REST * (now_s - began_s), LISTING_REST_S_MAX)
                 self._listed_until_s = now_s + rest_s
@@ -234,14 +206,14 @@ class Recordings:
         """Raise `NotHere` unless the client may see the recording in the path."""
         if self._logs is None:
             name = request.path_params["recording_id"]
-            raise NotHere(name, "no session of that name runs")
+            raise rq.NotHere(name, "no session of that name runs")
         await self.found(request)
 
     async def written(self, recording_id: str) -> LogInfo | None:
         """The log of a session that runs; None if it is not recorded (any more)."""
         if self._listing is None:
             return None
-        found = await in_thread(partial(self._listing.find, recording_id), self._asking)
+        found = await rq.in_thread(partial(self._listing.find, recording_id), self._asking)
         return found.info if found is not None and found.summary.state == "open" else None
 
     async def found(self, request: Request) -> tuple[Summary, LogInfo]:
@@ -249,7 +221,7 @@ class Recordings:
         asked = request.path_params["recording_id"]
         found = await self.find(asked, principal_of(request))
         if found is None:
-            raise NotHere(asked, NO_RECORDING)
+            raise rq.NotHere(asked, NO_RECORDING)
         return found
 
     async def _ended(self, request: Request) -> LogInfo:
@@ -263,11 +235,11 @@ class Recordings:
         """The recording of a name, its own or its session's, if the client may see it."""
         if self._listing is None:
             return None
-        found = await in_thread(partial(self._listing.find, asked), self._asking)
+        found = await rq.in_thread(partial(self._listing.find, asked), self._asking)
         if found is None and is_session_id(asked):
             named = await self._recording_of(asked)
             if named is not None:
-                found = await in_thread(partial(self._listing.find, named), self._asking)
+                found = await rq.in_thread(partial(self._listing.find, named), self._asking)
         if found is None or not principal.may_see(found.summary.owner):
             return None
         return found.summary, found.info
@@ -279,7 +251,7 @@ class Recordings:
     async def _recording_of(self, session_id: str) -> str | None:
         """Find the recording of a session; a new one is in the folder before it is in the list."""
         find = partial(self._local.recording_of, session_id)
-        found = await in_thread(find, self._naming)
+        found = await rq.in_thread(find, self._naming)
         if found is not None or not self._has_store:
             return found
         names = (it.recording_id for it in await self._all())
@@ -289,7 +261,7 @@ class Recordings:
         assert self._logs is not None
         _, info = await self.found(request)
         require_admin(principal_of(request))
-        if not await in_thread(partial(_remove, self._logs, info), self._asking):
+        if not await rq.in_thread(partial(_remove, self._logs, info), self._asking):
             raise HTTPException(HTTPStatus.CONFLICT, "this recording is being written")
         self._listed_until_s = -1.0
         return Response(status_code=HTTPStatus.NO_CONTENT)
@@ -300,26 +272,26 @@ class Recordings:
         summary, info = await self.found(request)
         with ExitStack() as opening:
             opening.enter_context(self._place(request, info))
-            file = await in_thread(partial(LogFile, info, is_open=summary.state == "open"))
+            file = await rq.in_thread(partial(rq.LogFile, info, is_open=summary.state == "open"))
             opening.callback(file.close)
             name = f'attachment; filename="{info.recording_id}{SUFFIX}"'
             headers = {"Content-Disposition": name}
-            return send_file(request, file, opening, headers, media_type="application/zstd")
+            return rq.send_file(request, file, opening, headers, media_type="application/zstd")
 
     async def _send_live(self, request: Request) -> Response:
-        check_names(request, LIVE_PARAMETERS)
+        rq.check_names(request, LIVE_PARAMETERS)
         _, info = await self.found(request)
         last_seen = request.headers.get("last-event-id", "")
         follows = int(last_seen[:18]) + 1 if last_seen.isascii() and last_seen.isdigit() else 0
         form = TailFormat(
-            from_seq=read_number(request, "from_seq", follows, low=0, high=NUMBER_MAX),
-            with_blobs=read_number(request, "blobs", 0, low=0, high=1) == 1,
+            from_seq=rq.read_number(request, "from_seq", follows, low=0, high=NUMBER_MAX),
+            with_blobs=rq.read_number(request, "blobs", 0, low=0, high=1) == 1,
             as_events="text/event-stream" in request.headers.get("accept", ""),
         )
         with ExitStack() as opening:
             opening.enter_context(self._tails.take(request))
             opening.enter_context(self._place(request, info))
-            return Stream(
+            return rq.Stream(
                 partial(send_log, info, form),
                 opened=opening.pop_all(),
                 headers={"X-Accel-Buffering": "no"},  # a proxy would buffer the answer
@@ -331,9 +303,9 @@ class Recordings:
         return self._stored.take(request) if isinstance(info, StoredLog) else ExitStack()
 
     async def _send_view(self, request: Request) -> Response:
-        check_names(request, VIEW_PARAMETERS)
+        rq.check_names(request, VIEW_PARAMETERS)
         summary, info = await self.found(request)
-        direction = read_choice(request, "to", DIRECTIONS)
+        direction = rq.read_choice(request, "to", DIRECTIONS)
         if direction in ("talk", "list"):
             return self._lead_to_console(request, info, direction)
         if direction is not None:
@@ -342,21 +314,23 @@ class Recordings:
         views, beside = self._views_here(), await self._beside(request, info)
         if beside is not None:
             return await views.answer(request, info, "page", make_of=beside)
-        marks = await in_thread(partial(read_marks, self.marks_path(info)))
-        shown = page_marks(marks, principal_of(request), is_open=summary.state == "open")
-        make_of = partial(make_marked, shown)
+        marks = await rq.in_thread(partial(read_marks, self.marks_path(info)))
+        shown = vw.page_marks(marks, principal_of(request), is_open=summary.state == "open")
+        make_of = partial(vw.make_marked, shown)
         return await views.answer(request, info, "page", make_of=make_of, acts=True)
 
     def _lead_to_console(self, request: Request, info: LogInfo, direction: str) -> Response:
         """Lead to the console's list, or where a conversation begins from a unit of this one."""
         if not self._console:
             raise HTTPException(HTTPStatus.NOT_FOUND, "this server shows no console")
-        unit = read_number(request, "unit", -1, low=0, high=NUMBER_MAX)
+        unit = rq.read_number(request, "unit", -1, low=0, high=NUMBER_MAX)
         before = "" if unit < 0 else f"/{unit}"
         place = "recordings" if direction == "list" else f"talk/{info.recording_id}{before}"
         return RedirectResponse(f"{self._console}#{place}", HTTPStatus.SEE_OTHER)
 
-    async def _beside(self, request: Request, info: LogInfo) -> Callable[[Viewer], Make] | None:
+    async def _beside(
+        self, request: Request, info: LogInfo
+    ) -> Callable[[vw.Viewer], vw.Make] | None:
         """What compares a log with the one that `?diff=` names; None where it names none."""
         other = request.query_params.get("diff")
         if other is None:
@@ -364,37 +338,40 @@ class Recordings:
         found = await self.find(other, principal_of(request))
         if found is None:
             raise HTTPException(HTTPStatus.NOT_FOUND, f"{NO_RECORDING} to compare with")
-        return partial(make_beside, info, found[1])
+        return partial(vw.make_beside, info, found[1])
 
     async def _send_digest(self, request: Request) -> Response:
-        check_names(request, DIGEST_PARAMETERS)
+        rq.check_names(request, DIGEST_PARAMETERS)
         _, info = await self.found(request)
         beside = await self._beside(request, info)
         if beside is not None:
             return await self._views_here().answer(request, info, "digest", make_of=beside)
         index = None if self._listing is None else self._listing.index
         assert index is not None
-        views, known = self._views_here(), await in_thread(partial(index.digest_of, info, VERSION))
+        views, known = (
+            self._views_here(),
+            await rq.in_thread(partial(index.digest_of, info, VERSION)),
+        )
         if known is None:
-            make_of = partial(make_kept, partial(index.keep_digest, info, VERSION))
+            make_of = partial(vw.make_kept, partial(index.keep_digest, info, VERSION))
             return await views.answer(request, info, "digest", make_of=make_of)
         with ExitStack() as opening:
-            file = InMemory(known, "application/json")
-            return send_file(request, file, opening, {}, media_type=file.media_type)
+            file = rq.InMemory(known, "application/json")
+            return rq.send_file(request, file, opening, {}, media_type=file.media_type)
 
     async def _send_replay(self, request: Request) -> Response:
         info = await self._ended(request)
         return await self._views_here().answer(request, info, "replay")
 
     async def _send_redacted(self, request: Request) -> Response:
-        check_names(request, REDACTED_PARAMETERS)
+        rq.check_names(request, REDACTED_PARAMETERS)
         info = await self._ended(request)
-        is_page = read_choice(request, "as", ("log", "page")) == "page"
+        is_page = rq.read_choice(request, "as", ("log", "page")) == "page"
         kinds = request.query_params.get("kinds")
-        make_of = partial(make_without, info, None if kinds is None else kinds.split(","))
+        make_of = partial(vw.make_without, info, None if kinds is None else kinds.split(","))
         name = f"{info.recording_id}.redacted{'.html' if is_page else SUFFIX}"
         headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-        view: ViewName = "redacted-page" if is_page else "redacted-log"
+        view: vw.ViewName = "redacted-page" if is_page else "redacted-log"
         return await self._views_here().answer(request, info, view, headers, make_of)
 
     async def _send_sound(self, request: Request) -> Response:
@@ -402,7 +379,7 @@ class Recordings:
         headers = {"Content-Disposition": f'attachment; filename="{info.recording_id}.wav"'}
         return await self._views_here().answer(request, info, "sound", headers)
 
-    def _views_here(self) -> Views:
+    def _views_here(self) -> vw.Views:
         if self._views is None:
             raise HTTPException(HTTPStatus.NOT_FOUND, "this server has no viewer")
         return self._views
@@ -423,12 +400,12 @@ def _remove(logs: Logs, info: LogInfo) -> bool:
 
 
 def _wanted(request: Request) -> Wanted:
-    check_names(request, PARAMETERS)
+    rq.check_names(request, PARAMETERS)
     query = request.query_params
-    state = cast("State | None", read_choice(request, "state", get_args(State)))
+    state = cast("State | None", rq.read_choice(request, "state", get_args(State)))
     return Wanted(
-        since_ms=read_number(request, "since_ms", 0, low=0, high=NUMBER_MAX),
-        mode=read_choice(request, "mode", MODES),
+        since_ms=rq.read_number(request, "since_ms", 0, low=0, high=NUMBER_MAX),
+        mode=rq.read_choice(request, "mode", MODES),
         owner=query.get("owner"),
         state=state,
         reason=query.get("reason"),

@@ -107,21 +107,21 @@ def check_names(request: Request, names: Sequence[str]) -> None:
 
 def read_choice(request: Request, name: str, choices: Sequence[str]) -> str | None:
     """Read a parameter with a few choices, or None; raises `HTTPException` for another value."""
-    said = request.query_params.get(name)
-    if said is not None and said not in choices:
+    value = request.query_params.get(name)
+    if value is not None and value not in choices:
         raise wrong(name, f"one of {', '.join(choices)}")
-    return said
+    return value
 
 
 def read_number(request: Request, name: str, default: int, *, low: int, high: int) -> int:
     """Read a whole number from `low` to `high`; raises `HTTPException` for another value."""
-    said = request.query_params.get(name)
-    if said is None:
+    text = request.query_params.get(name)
+    if text is None:
         return default
-    is_number = said.isascii() and said.isdigit() and len(said) <= DIGITS_MAX
-    if not is_number or not low <= int(said) <= high:
+    is_number = text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX
+    if not is_number or not low <= int(text) <= high:
         raise wrong(name, f"a whole number from {low} to {high}")
-    return int(said)
+    return int(text)
 
 
 def wrong(name: str, wanted: str) -> HTTPException:
@@ -147,7 +147,7 @@ class ConcurrencyLimit:
         self._most = most
         self._most_each = most_each
         self._refusal = refusal
-        self._taken: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
 
     def take(self, request: Request) -> ExitStack:
         """Take a place, given back on leaving the stack; raises `HTTPException` (503) for none."""
@@ -156,18 +156,18 @@ class ConcurrencyLimit:
     def take_for(self, principal: Key, host: str) -> ExitStack:
         """Take a place as `take` does, for the client at an address."""
         name = principal.name or f"@{host}"
-        if self._taken.total() >= self._most or self._taken[name] >= self._most_each:
+        if self._counts.total() >= self._most or self._counts[name] >= self._most_each:
             headers = {"Retry-After": str(RETRY_S)}
             raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, self._refusal, headers)
-        self._taken[name] += 1
+        self._counts[name] += 1
         place = ExitStack()
         place.callback(self._give_back, name)
         return place
 
     def _give_back(self, name: str) -> None:
-        self._taken[name] -= 1
-        if not self._taken[name]:
-            del self._taken[name]
+        self._counts[name] -= 1
+        if not self._counts[name]:
+            del self._counts[name]
 
 
 # -- bodies ----------------------------------------------------------------------------------------
@@ -175,9 +175,9 @@ class ConcurrencyLimit:
 
 async def read_body(request: Request, bytes_max: int) -> bytes:
     """Read the body; raises `HTTPException` (413) if it has more than `bytes_max` bytes."""
-    said = request.headers.get("content-length", "")
+    length = request.headers.get("content-length", "")
     body = bytearray()
-    if said.isdigit() and int(said) > bytes_max:
+    if length.isdigit() and int(length) > bytes_max:
         raise _too_large(bytes_max)
     async for part in request.stream():
         body += part
@@ -339,9 +339,9 @@ class Part:
 
 def part_of(headers: Headers, *, size: int, etag: str) -> Part:
     """Choose the part of a file for a GET; `etag` is a strong one, quotes included."""
-    said = {"ETag": etag, "Accept-Ranges": "bytes"}
+    fields = {"ETag": etag, "Accept-Ranges": "bytes"}
     if _has_it(headers.get("if-none-match", ""), etag):
-        return Part(status=HTTPStatus.NOT_MODIFIED, headers=said)
+        return Part(status=HTTPStatus.NOT_MODIFIED, headers=fields)
     is_same = headers.get("if-range", etag) == etag
     bounds = _bounds(headers.get("range", ""), size) if is_same else None
     start, end = bounds or (0, size)
@@ -349,12 +349,12 @@ def part_of(headers: Headers, *, size: int, etag: str) -> Part:
         status = HTTPStatus.OK
     elif start < end:
         status = HTTPStatus.PARTIAL_CONTENT
-        said["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
+        fields["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
     else:
         status, start, end = HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, 0, 0
-        said["Content-Range"] = f"bytes */{size}"
-    said["Content-Length"] = str(end - start)
-    return Part(status=status, start=start, end=end, headers=said)
+        fields["Content-Range"] = f"bytes */{size}"
+    fields["Content-Length"] = str(end - start)
+    return Part(status=status, start=start, end=end, headers=fields)
 
 
 def _bounds(asked: str, size: int) -> tuple[int, int] | None:
@@ -401,10 +401,10 @@ def send_file(
     `opening` closes the file, and is taken over if it is read later.
     """
     part = part_of(request.headers, size=file.size, etag=file.etag)
-    told = {**part.headers, **headers}
+    sent = {**part.headers, **headers}
     if part.start == part.end:
-        type_told = media_type if part.status == HTTPStatus.OK else None
-        return Response(status_code=part.status, headers=told, media_type=type_told)
+        type_sent = media_type if part.status == HTTPStatus.OK else None
+        return Response(status_code=part.status, headers=sent, media_type=type_sent)
 
     async def write_body(write: Write) -> None:
         for start in range(part.start, part.end, PIECE_BYTES):
@@ -416,7 +416,7 @@ def send_file(
         write_body,
         opened=opening.pop_all(),
         status=part.status,
-        headers=told,
+        headers=sent,
         media_type=media_type,
     )
 

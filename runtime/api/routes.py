@@ -188,9 +188,9 @@ class Api:
         async def begin() -> None:
             self._drain(server, asked_by)
 
-        told = json_response({"sessions": server.sessions}, HTTPStatus.ACCEPTED)
-        told.background = BackgroundTask(begin)  # a server without sessions ends at once
-        return told
+        response = json_response({"sessions": server.sessions}, HTTPStatus.ACCEPTED)
+        response.background = BackgroundTask(begin)  # a server without sessions ends at once
+        return response
 
     # -- for each key, its own ------------------------------------------------------------------
 
@@ -199,8 +199,8 @@ class Api:
         tickets = [_ticket_json(ticket) for ticket in self._tickets(principal)]
         items = queue_of(tickets, datetime.now(UTC))
         tasks = status_json(self._status())["running_tasks"] if principal.is_admin else []
-        told = {"queue_length": self._queue_length(), "tickets": tickets}
-        return json_response(told | {"items": items, "running_tasks": tasks})
+        body = {"queue_length": self._queue_length(), "tickets": tickets}
+        return json_response(body | {"items": items, "running_tasks": tasks})
 
     async def _show_ticket(self, request: Request) -> Response:
         for status in self._tickets(principal_of(request)):

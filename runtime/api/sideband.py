@@ -161,9 +161,7 @@ def refused(frame: Frame) -> str:
         error = refusal(Request.UNKNOWN, body)
     named = isinstance(event_id, str) and len(event_id) <= INPUT_ID_CHARS_MAX
     report = ErrorReport(
-        code=error.code,
-        message=error.message,
-        client_event_id=str(event_id) if named else "",
+        code=error.code, message=error.message, client_event_id=str(event_id) if named else ""
     )
     (answer,) = LIVE.encode(report)
     return answer.replace(live.EVENT, f'"event_id":"{_event_id()}"', 1)

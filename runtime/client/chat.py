@@ -16,28 +16,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import orjson
 
+from protocol.values import messages as ms
 from protocol.values.errors import ADMISSION_ERRORS
-from protocol.values.messages import (
-    Created,
-    Delta,
-    ErrorReport,
-    Prefilled,
-    Queued,
-    QueuePlace,
-    QueueUpdate,
-    Response,
-    ServerMessage,
-)
 from protocol.values.model import ChatConfig, Role, Tool, ToolCall, ToolChoice, ToolResult
 from protocol.values.requests import Ask, ChatMessage, Part, SpeechRequest, TextPart
 
+from . import errors
 from .duplex import close_politely
-from .errors import (
-    LocalProtocolError,
-    ReportedError,
-    SessionClosedError,
-    as_client_errors,
-)
 from .session import ClientSession
 
 Question = str | ChatMessage | Sequence[ChatMessage]
@@ -58,10 +43,10 @@ def tool(name: str, description: str = "", parameters: Mapping[str, object] | No
     return Tool(name=name, description=description, parameters=schema)
 
 
-def called(response: Response) -> ChatMessage:
+def called(response: ms.Response) -> ChatMessage:
     """Make the message of an answer that calls tools, for the next question's conversation."""
-    said = (TextPart(text=response.text),) if response.text else ()
-    return ChatMessage(role="assistant", content=(*said, *response.tool_calls))
+    text = (TextPart(text=response.text),) if response.text else ()
+    return ChatMessage(role="assistant", content=(*text, *response.tool_calls))
 
 
 def returned(call: ToolCall, output: str) -> ChatMessage:
@@ -79,8 +64,8 @@ class ChatSession:
         self,
         raw: ClientSession,
         *,
-        created: Created | None,
-        on_queue: Callable[[QueuePlace], object] | None = None,
+        created: ms.Created | None,
+        on_queue: Callable[[ms.QueuePlace], object] | None = None,
         record: bool = True,
     ) -> None:
         self.raw = raw
@@ -124,14 +109,14 @@ class ChatSession:
             SessionClosedError: the session is over.
         """
         if self._answer is not None and not self._answer.is_over:
-            raise LocalProtocolError(
+            raise errors.LocalProtocolError(
                 "a question during the answer to another: read that answer to its end first"
             )
         if isinstance(speech, bool):
             speech_request = SpeechRequest() if speech else None
         else:
             speech_request = speech
-        with as_client_errors():
+        with errors.as_client_errors():
             messages = _conversation(question)
         ask = Ask(
             messages=messages,
@@ -149,7 +134,7 @@ class ChatSession:
         )
         try:
             await self.raw.ask(ask)
-        except SessionClosedError:
+        except errors.SessionClosedError:
             while True:
                 await self._receive()  # the last messages end with the error that says why
         self._answer = Answer(self._receive)
@@ -162,7 +147,7 @@ class ChatSession:
         speech: SpeechRequest | bool = False,
         config: ChatConfig = _ALL_DEFAULTS,
         tools: Sequence[Tool] = (),
-    ) -> Response:
+    ) -> ms.Response:
         """Ask and wait for the whole answer; arguments and errors as `ask`, `Answer.finish`."""
         answer = await self.ask(question, stream=False, speech=speech, config=config, tools=tools)
         return await answer.finish()
@@ -192,10 +177,10 @@ class ChatSession:
         """Ask for the session's end, if it is open; `antiphon.connect` calls it."""
         await close_politely(self.raw)
 
-    async def _receive(self) -> ServerMessage:
+    async def _receive(self) -> ms.ServerMessage:
         while True:
             message = await self.raw.receive_more()
-            if not isinstance(message, Queued | QueueUpdate):
+            if not isinstance(message, ms.Queued | ms.QueueUpdate):
                 return message
             if self._on_queue is not None:
                 self._on_queue(message.place)
@@ -207,32 +192,32 @@ class Answer:
     `response` is `None` before the end; only `legacy-chat` sets `prefilled`.
     """
 
-    def __init__(self, receive: Callable[[], Awaitable[ServerMessage]]) -> None:
+    def __init__(self, receive: Callable[[], Awaitable[ms.ServerMessage]]) -> None:
         self._receive = receive
-        self.response: Response | None = None
-        self.prefilled: Prefilled | None = None
+        self.response: ms.Response | None = None
+        self.prefilled: ms.Prefilled | None = None
         self.is_over = False
 
     def __aiter__(self) -> Answer:
         return self
 
-    async def __anext__(self) -> Delta | Response:
+    async def __anext__(self) -> ms.Delta | ms.Response:
         while not self.is_over:
             message = await self._receive()
             match message:
-                case Delta():
+                case ms.Delta():
                     return message
-                case Response():
+                case ms.Response():
                     self.response, self.is_over = message, True
                     return message
-                case Prefilled():
+                case ms.Prefilled():
                     self.prefilled = message
-                case ErrorReport() if message.code not in ADMISSION_ERRORS:
+                case ms.ErrorReport() if message.code not in ADMISSION_ERRORS:
                     self.is_over = True
-                    raise ReportedError(message)
+                    raise errors.ReportedError(message)
         raise StopAsyncIteration
 
-    async def finish(self) -> Response:
+    async def finish(self) -> ms.Response:
         """Read to the end; the response of a streamed answer has no `pcm` of its deltas.
 
         Raises:
@@ -244,7 +229,7 @@ class Answer:
         async for _ in self:
             pass
         if self.response is None:
-            raise LocalProtocolError("the answer has failed, as was reported before")
+            raise errors.LocalProtocolError("the answer has failed, as was reported before")
         return self.response
 
 

@@ -32,21 +32,10 @@ import orjson
 from anyio.abc import TaskGroup
 from numpy.typing import NDArray
 
+from protocol.values import messages as ms
 from protocol.values.errors import CLOSE_NORMAL
 from protocol.values.limits import APPEND_SAMPLES_MIN, FRAMES_MAX, INPUT_CHARS_MAX
 from protocol.values.live import LiveAnswer
-from protocol.values.messages import (
-    Closed,
-    Created,
-    ErrorReport,
-    GoingAway,
-    Interrupted,
-    Listen,
-    Paused,
-    Resumed,
-    Speech,
-    ToolCalled,
-)
 from protocol.values.model import SAMPLE_BYTES, UNIT_SAMPLES, ToolCall, ToolResult
 from protocol.values.modes import Mode
 from protocol.values.requests import Append, AppendSound, TellModel
@@ -150,15 +139,15 @@ def _bytes_of(samples: bytes | bytearray | memoryview) -> bytes:
 
 
 Event = (
-    Listen
-    | Speech
-    | ToolCalled
-    | Paused
-    | Resumed
-    | Interrupted
-    | GoingAway
-    | ErrorReport
-    | Closed
+    ms.Listen
+    | ms.Speech
+    | ms.ToolCalled
+    | ms.Paused
+    | ms.Resumed
+    | ms.Interrupted
+    | ms.GoingAway
+    | ms.ErrorReport
+    | ms.Closed
     | LiveAnswer
 )
 """The events of a session after its creation."""
@@ -193,7 +182,7 @@ class DuplexSession:
         raw: ClientSession,
         *,
         mode: Mode,
-        created: Created,
+        created: ms.Created,
         tools: Mapping[str, Function] = MappingProxyType({}),
         tasks: TaskGroup | None = None,
     ) -> None:
@@ -290,7 +279,7 @@ class DuplexSession:
         if message is None:
             raise StopAsyncIteration
         assert isinstance(message, Event), "state.TRANSITIONS has no other in ACTIVE"
-        if isinstance(message, ToolCalled) and self._tasks is not None:
+        if isinstance(message, ms.ToolCalled) and self._tasks is not None:
             function = self._tools.get(message.call.name)
             if function is not None:
                 self._tasks.start_soon(answer_call, self.raw, message.call, function)

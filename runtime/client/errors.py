@@ -72,8 +72,8 @@ class SessionClosedError(ClientError):
     """The connection is over: its close code (RFC 6455, 7.4; 1006 without a close) and reason."""
 
     def __init__(self, code: int, reason: str) -> None:
-        said = "connection lost" if code == ABNORMAL_CLOSURE else f"closed with code {code}"
-        super().__init__(f"{said}, {reason}" if reason else said)
+        what = "connection lost" if code == ABNORMAL_CLOSURE else f"closed with code {code}"
+        super().__init__(f"{what}, {reason}" if reason else what)
         self.code = code
         self.reason = reason
 

@@ -8,6 +8,7 @@ are worth another attempt, and `backoff_s` how long to wait before it.
 
 from __future__ import annotations
 
+import random
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -23,16 +24,7 @@ from protocol.values.messages import ComeBack, Resumable
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects.shared import RESUMABLE, RESUME, SESSION_REPLACED, SESSION_RESUMABLE
 
-from .errors import (
-    ABNORMAL_CLOSURE,
-    CannotConnectError,
-    ClientError,
-    HandshakeRejectedError,
-    LocalProtocolError,
-    SessionClosedError,
-    SessionRefusedError,
-    as_client_errors,
-)
+from . import errors
 from .websocket import ClientSocket, background
 
 # -- retries ---------------------------------------------------------------------------------------
@@ -52,16 +44,16 @@ PASSING_STATUSES: Final = frozenset({429, 502, 503, 504})
 """Too many requests, and a gateway or server that is not up yet (RFC 9110, 15.6)."""
 
 
-def may_pass(error: ClientError) -> bool:
+def may_pass(error: errors.ClientError) -> bool:
     """Whether an attempt that failed like this could succeed later."""
     match error:
-        case CannotConnectError():
+        case errors.CannotConnectError():
             return error.may_pass
-        case HandshakeRejectedError():
+        case errors.HandshakeRejectedError():
             return error.status in PASSING_STATUSES
-        case SessionClosedError():
+        case errors.SessionClosedError():
             return error.code in PASSING_CLOSE_CODES
-    return isinstance(error, SessionRefusedError)
+    return isinstance(error, errors.SessionRefusedError)
 
 
 def backoff_s(attempt: int, chance: float) -> float:
@@ -112,20 +104,13 @@ class ResumingSocket:
     """As `session.FrameSocket`, within the block of `opened`."""
 
     def __init__(
-        self,
-        address: str,
-        *,
-        open_: Open,
-        frame_bytes_max: int,
-        on_connection: OnConnection,
-        jitter: Callable[[], float],
+        self, address: str, *, open_: Open, frame_bytes_max: int, on_connection: OnConnection
     ) -> None:
         self._current: ClientSocket | None = None
         self._address = with_query(address, resumable="1")
         self._open = open_
         self._frame_bytes_max = frame_bytes_max
         self._on_connection = on_connection
-        self._jitter = jitter
         self._way_back: Resumable | None = None
         self._last_seq = -1
         self._recording_id = ""
@@ -134,7 +119,7 @@ class ResumingSocket:
         self._acked = self._sent = 0
         self._sending = anyio.Lock()
         self._lost, self._back = anyio.Event(), anyio.Event()
-        self._cause = SessionClosedError(ABNORMAL_CLOSURE, "")
+        self._cause = errors.SessionClosedError(errors.ABNORMAL_CLOSURE, "")
         self._is_over = False
         self._first: str | bytes | None = None
 
@@ -173,7 +158,7 @@ class ResumingSocket:
             socket = await self._connected()
             try:
                 frame = self._take(await socket.receive())
-            except SessionClosedError as closed:
+            except errors.SessionClosedError as closed:
                 await self._wait_for_return(socket, closed)
                 continue
             if frame is not None:
@@ -192,7 +177,7 @@ class ResumingSocket:
             text = (
                 f"a message of {len(message)} bytes, at most {self._frame_bytes_max} are accepted"
             )
-            raise LocalProtocolError(text)
+            raise errors.LocalProtocolError(text)
         self._keep(message)
         await self._send_kept()
 
@@ -204,7 +189,7 @@ class ResumingSocket:
                 self._sent = max(self._sent, self._acked)
                 try:
                     await socket.send(self._kept[self._sent - self._acked])
-                except SessionClosedError as closed:
+                except errors.SessionClosedError as closed:
                     await self._wait_for_return(socket, closed)
                 else:
                     self._sent += 1 if self._current is socket else 0
@@ -231,10 +216,10 @@ class ResumingSocket:
         """Note a frame's numbers; None for one that is not for the session's user."""
         if isinstance(frame, bytes):
             return frame
-        told = self._greeting(frame)
-        if told is not None:
-            self._way_back = told if told.token else None
-            self._recording_id = self._recording_id or told.recording_id
+        greeting = self._greeting(frame)
+        if greeting is not None:
+            self._way_back = greeting if greeting.token else None
+            self._recording_id = self._recording_id or greeting.recording_id
             return None
         if frame.startswith(f'{{"type":"{SESSION_REPLACED}"'):
             self._way_back = None
@@ -261,9 +246,9 @@ class ResumingSocket:
         """Read a greeting; None for any other frame."""
         if isinstance(frame, bytes) or not frame.startswith(f'{{"type":"{SESSION_RESUMABLE}"'):
             return None
-        with as_client_errors():
-            told: Resumable = RESUMABLE.parse(parse_frame(frame, self._frame_bytes_max))
-        return told
+        with errors.as_client_errors():
+            greeting: Resumable = RESUMABLE.parse(parse_frame(frame, self._frame_bytes_max))
+        return greeting
 
     # -- coming back ----------------------------------------------------------------------------
 
@@ -279,7 +264,9 @@ class ResumingSocket:
             await self._back.wait()
         return self._current
 
-    async def _wait_for_return(self, socket: ClientSocket, closed: SessionClosedError) -> None:
+    async def _wait_for_return(
+        self, socket: ClientSocket, closed: errors.SessionClosedError
+    ) -> None:
         if self._current is socket:
             if not self._may_come_back(closed.code):
                 raise closed
@@ -298,7 +285,7 @@ class ResumingSocket:
     async def _try(self, attempt: int, since: float) -> bool:
         """Connect once, and hold the connection until it is lost; return whether there was one."""
         assert self._way_back is not None
-        wait_s = backoff_s(attempt - 1, self._jitter())
+        wait_s = backoff_s(attempt - 1, random.random())
         if anyio.current_time() + wait_s - since > self._way_back.expires_in_s:
             self._give_up(f"not back within {self._way_back.expires_in_s:g} s")
             return False
@@ -314,7 +301,7 @@ class ResumingSocket:
                 async with background() as tasks:
                     tasks.start_soon(self._send_again)
                     await self._lost.wait()
-        except ClientError as error:
+        except errors.ClientError as error:
             if not is_back and not may_pass(error):
                 self._give_up(f"reconnecting failed: {error}")
         return is_back
@@ -325,23 +312,23 @@ class ResumingSocket:
         asked = ComeBack(token=self._way_back.token, last_seq=self._last_seq)
         await socket.send(RESUME.encode(asked))
         with anyio.move_on_after(GREETING_S):
-            told = None
-            while told is None:  # a server that loads its model says so instead, and closes
-                told = self._greeting(await socket.receive())
-            self._way_back = told if told.token else None
-            skipped = self._acknowledge(told.ack)
+            greeting = None
+            while greeting is None:  # a server that loads its model says so instead, and closes
+                greeting = self._greeting(await socket.receive())
+            self._way_back = greeting if greeting.token else None
+            skipped = self._acknowledge(greeting.ack)
             self._sent = self._acked
             self._current, self._lost = socket, anyio.Event()
             self._back.set()
             return skipped
-        raise SessionClosedError(ABNORMAL_CLOSURE, "no answer")
+        raise errors.SessionClosedError(errors.ABNORMAL_CLOSURE, "no answer")
 
     async def _send_again(self) -> None:
-        with suppress(SessionClosedError):  # it is known by then
+        with suppress(errors.SessionClosedError):  # it is known by then
             await self._send_kept()
 
     def _give_up(self, reason: str) -> None:
-        self._cause = SessionClosedError(ABNORMAL_CLOSURE, reason)
+        self._cause = errors.SessionClosedError(errors.ABNORMAL_CLOSURE, reason)
         self._is_over = True
         self._back.set()
 

@@ -14,12 +14,7 @@ import logging
 import random
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    suppress,
-)
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from inspect import getdoc
 from itertools import count
@@ -29,16 +24,9 @@ from typing import Final, Literal, overload
 import anyio
 import attrs
 
+from protocol.values import messages as ms
 from protocol.values.errors import ADMISSION_ERRORS
 from protocol.values.live import LiveSettings
-from protocol.values.messages import (
-    Created,
-    ErrorReport,
-    Queued,
-    QueueDone,
-    QueuePlace,
-    QueueUpdate,
-)
 from protocol.values.model import INPUT_RATE_HZ, Tool
 from protocol.values.modes import Mode
 from protocol.values.requests import Init
@@ -46,12 +34,7 @@ from protocol.values.state import Gate
 
 from .chat import ChatSession
 from .duplex import DuplexSession, Function
-from .errors import (
-    ClientError,
-    LocalProtocolError,
-    ReportedError,
-    SessionClosedError,
-)
+from .errors import ClientError, LocalProtocolError, ReportedError, SessionClosedError
 from .resuming import RETRIES, RETRIES_MAX, OnConnection, backoff_s, may_pass
 from .session import ClientSession
 from .session import connect as connect_raw
@@ -59,7 +42,7 @@ from .transcription import TranscriptionSession
 from .websocket import background
 
 Dialect = Literal["realtime", "duplex-v1", "legacy-duplex", "legacy-chat", "live"]
-OnQueue = Callable[[QueuePlace], object]
+OnQueue = Callable[[ms.QueuePlace], object]
 
 _LOG: Final = logging.getLogger("antiphon.client")
 
@@ -76,7 +59,6 @@ def connect(
     tools: Mapping[str | Tool, Function] = ...,
     on_queue: OnQueue | None = ...,
     retries: int = ...,
-    jitter: Callable[[], float] = ...,
     tls: ssl.SSLContext | None = ...,
     key: str | None = ...,
     resume: bool = ...,
@@ -94,7 +76,6 @@ def connect(
     init: Init | None = ...,
     on_queue: OnQueue | None = ...,
     retries: int = ...,
-    jitter: Callable[[], float] = ...,
     tls: ssl.SSLContext | None = ...,
     key: str | None = ...,
     resume: bool = ...,
@@ -113,7 +94,6 @@ def connect(
     tools: Mapping[str | Tool, Function] = MappingProxyType({}),
     on_queue: OnQueue | None = None,
     retries: int = RETRIES,
-    jitter: Callable[[], float] = random.random,
     tls: ssl.SSLContext | None = None,
     key: str | None = None,
     resume: bool = True,
@@ -133,7 +113,6 @@ def connect(
             back by itself; `Created.tools` says whether the model calls them.
         on_queue: called with each place in the queue.
         retries: 0-100, after temporary failures.
-        jitter: gives numbers in [0, 1) that shorten the waits between attempts.
         tls: for `wss://`; None trusts the system's authorities.
         key: the API key, if the server needs one; send it only over `wss://`.
         resume: come back to the session when the connection is lost, where the server can.
@@ -158,7 +137,6 @@ def connect(
         key=key,
         resume=resume,
         on_connection=on_connection,
-        jitter=jitter,
     )
     chosen = _choose_init(dialect, mode, instructions, model, init)
     if tools and (mode == "chat" or dialect not in ("realtime", "duplex-v1")):
@@ -166,7 +144,7 @@ def connect(
     functions = {_tool_of(name, function): function for name, function in tools.items()}
     if functions:
         chosen = attrs.evolve(chosen, tools=tuple(functions))
-    opening = _Opening(connecting, retries, jitter, chosen, on_queue)
+    opening = _Opening(connecting, retries, chosen, on_queue)
     return _chat(opening) if mode == "chat" else _duplex(opening, mode, functions)
 
 
@@ -177,7 +155,6 @@ async def transcribe(
     model: str | None = None,
     record: bool = True,
     retries: int = RETRIES,
-    jitter: Callable[[], float] = random.random,
     tls: ssl.SSLContext | None = None,
     key: str | None = None,
     resume: bool = True,
@@ -199,9 +176,8 @@ async def transcribe(
         key=key,
         resume=resume,
         on_connection=on_connection,
-        jitter=jitter,
     )
-    opening = _Opening(connecting, retries, jitter, Init(instructions=""))
+    opening = _Opening(connecting, retries, Init(instructions=""))
     async with AsyncExitStack() as stack:
         raw, created = await opening.persevere(stack)
         assert created is not None
@@ -263,7 +239,6 @@ def _choose_init(
 class _Opening:
     connecting: Callable[[], AbstractAsyncContextManager[ClientSession]] = attrs.field(repr=False)
     retries: int = attrs.field()
-    jitter: Callable[[], float]
     init: Init
     on_queue: OnQueue | None = None
 
@@ -272,7 +247,7 @@ class _Opening:
         if not isinstance(retries, int) or not 0 <= retries <= RETRIES_MAX:
             raise LocalProtocolError(f"retries is {retries!r}, allowed is 0 to {RETRIES_MAX}")
 
-    async def persevere(self, stack: AsyncExitStack) -> tuple[ClientSession, Created | None]:
+    async def persevere(self, stack: AsyncExitStack) -> tuple[ClientSession, ms.Created | None]:
         """Open until it succeeds, fails for good, or was tried often enough."""
         for number in count():
             try:
@@ -283,28 +258,28 @@ class _Opening:
             except ClientError as error:
                 if number == self.retries or not may_pass(error):
                     raise
-                wait_s = backoff_s(number, self.jitter())
+                wait_s = backoff_s(number, random.random())
                 _LOG.info("connecting again in %.1f s: %s", wait_s, error)
             await anyio.sleep(wait_s)
         raise AssertionError("it opens or raises")
 
-    async def _open(self, stack: AsyncExitStack) -> tuple[ClientSession, Created | None]:
+    async def _open(self, stack: AsyncExitStack) -> tuple[ClientSession, ms.Created | None]:
         """Connect and set up; the stack closes it."""
         raw = await stack.enter_async_context(self.connecting())
         if raw.dialect == "legacy-chat":
             return raw, None  # its only request sets it up
         return raw, await self._set_up(raw)
 
-    async def _set_up(self, raw: ClientSession) -> Created:
+    async def _set_up(self, raw: ClientSession) -> ms.Created:
         async for message in raw:
             match message:
-                case Queued(place=place) | QueueUpdate(place=place) if self.on_queue:
+                case ms.Queued(place=place) | ms.QueueUpdate(place=place) if self.on_queue:
                     self.on_queue(place)
-                case QueueDone() if raw.connection.gate is Gate.CONNECTED:
+                case ms.QueueDone() if raw.connection.gate is Gate.CONNECTED:
                     with suppress(SessionClosedError):  # the messages still to be read say why
                         await raw.init(self.init)
-                case ErrorReport() if message.code not in ADMISSION_ERRORS:
+                case ms.ErrorReport() if message.code not in ADMISSION_ERRORS:
                     raise ReportedError(message)
-                case Created():
+                case ms.Created():
                     return message
         raise SessionClosedError(*raw.closed_with)

@@ -15,10 +15,9 @@ runs on asyncio and on trio.
 
 from __future__ import annotations
 
-import random
 import re
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Final, Protocol
@@ -28,35 +27,14 @@ from uuid import uuid4
 import anyio
 
 from protocol.machine.client import ClientConnection
+from protocol.values import requests as rq
 from protocol.values.errors import ADMISSION_ERRORS
 from protocol.values.messages import Closed, ErrorReport, ServerMessage
 from protocol.values.modes import OF_MODE, Mode
 from protocol.values.openai import CancelResponse
-from protocol.values.requests import (
-    Append,
-    AppendSound,
-    Ask,
-    ChooseModel,
-    ClientMessage,
-    CloseRequest,
-    Commit,
-    Init,
-    Interrupt,
-    Pause,
-    Played,
-    Report,
-    Resume,
-    See,
-)
 from protocol.values.state import Gate
 
-from .errors import (
-    ABNORMAL_CLOSURE,
-    AddressError,
-    SessionClosedError,
-    SessionRefusedError,
-    as_client_errors,
-)
+from . import errors
 from .resuming import OnConnection, ResumingSocket
 from .websocket import open_socket
 
@@ -110,46 +88,46 @@ class ClientSession:
     # `SessionClosedError` if it is not sent. A cancelled one may leave half a message, and the
     # connection is dropped.
 
-    async def say(self, message: ClientMessage) -> None:
+    async def say(self, message: rq.ClientMessage) -> None:
         """Send any message of the dialect."""
-        with as_client_errors():
+        with errors.as_client_errors():
             frame = self.connection.send(message)
         async with self._saying:
             await self._websocket.send(frame)
 
-    async def init(self, init: Init) -> None:
+    async def init(self, init: rq.Init) -> None:
         """Set the session up, after `QueueDone`."""
         await self.say(init)
 
-    async def append(self, append: Append) -> None:
+    async def append(self, append: rq.Append) -> None:
         """Send audio, once `can_append`."""
         await self.say(append)
 
-    async def see(self, see: See) -> None:
+    async def see(self, see: rq.See) -> None:
         """Send a frame that goes with the next audio (002)."""
         await self.say(see)
 
     async def pause(self, timeout_s: float | None = None) -> None:
         """Ask for a pause, of so many seconds at most (002)."""
-        await self.say(Pause(timeout_s=timeout_s))
+        await self.say(rq.Pause(timeout_s=timeout_s))
 
     async def resume(self) -> None:
         """Ask to go on after a pause (002)."""
-        await self.say(Resume())
+        await self.say(rq.Resume())
 
     async def interrupt(self) -> None:
         """Ask the model to stop speaking (002)."""
-        await self.say(Interrupt())
+        await self.say(rq.Interrupt())
 
     async def report(self) -> None:
         """Leave a mark in the session's log (002, client_diagnostic)."""
-        await self.say(Report())
+        await self.say(rq.Report())
 
     async def played(self, played_ms: int) -> None:
         """Tell how much of the speech was played, in milliseconds since the session began."""
-        await self.say(Played(played_ms=played_ms))
+        await self.say(rq.Played(played_ms=played_ms))
 
-    async def ask(self, ask: Ask) -> None:
+    async def ask(self, ask: rq.Ask) -> None:
         """Ask for a turn of chat."""
         await self.say(ask)
 
@@ -159,19 +137,19 @@ class ClientSession:
 
     async def choose(self, model: str, *, record: bool = True) -> None:
         """Choose the model of a transcription, and whether it may be recorded."""
-        await self.say(ChooseModel(model=model, record=record))
+        await self.say(rq.ChooseModel(model=model, record=record))
 
     async def append_sound(self, pcm16: bytes) -> None:
         """Send 16-bit sound to be transcribed."""
-        await self.say(AppendSound(pcm16=pcm16))
+        await self.say(rq.AppendSound(pcm16=pcm16))
 
     async def commit(self, *, final: bool = False) -> None:
         """Have sound transcribed; `final` ends its utterance."""
-        await self.say(Commit(final=final))
+        await self.say(rq.Commit(final=final))
 
     async def close(self, reason: str | None = None) -> None:
         """Ask for the session's end; the last messages are still to be received."""
-        await self.say(CloseRequest(reason=reason))
+        await self.say(rq.CloseRequest(reason=reason))
 
     async def receive(self) -> ServerMessage | None:
         """Wait for the server's next message; None at the end of a session that ended in order.
@@ -184,10 +162,10 @@ class ClientSession:
         while not self._waiting:
             try:
                 frame = await self._websocket.receive()
-            except SessionClosedError as closed:
+            except errors.SessionClosedError as closed:
                 self._end(closed)
                 return None
-            with as_client_errors():
+            with errors.as_client_errors():
                 self._waiting += self.connection.receive(frame)
         message = self._waiting.pop(0)
         if isinstance(message, Closed):
@@ -204,7 +182,7 @@ class ClientSession:
         message = await self.receive()
         if message is None:
             code, reason = self.closed_with
-            raise SessionClosedError(code, reason or self.end_reason)
+            raise errors.SessionClosedError(code, reason or self.end_reason)
         return message
 
     @property
@@ -224,14 +202,14 @@ class ClientSession:
     @property
     def closed_with(self) -> tuple[int, str]:
         """Code and reason of the close, maybe before the last messages; 1006 without a close."""
-        return self._websocket.closed or (ABNORMAL_CLOSURE, "")
+        return self._websocket.closed or (errors.ABNORMAL_CLOSURE, "")
 
-    def _end(self, closed: SessionClosedError) -> None:
+    def _end(self, closed: errors.SessionClosedError) -> None:
         in_order = self.connection.closed_with is not None  # reported before: nothing new
         if not in_order:
             in_order = self.connection.connection_closed(closed.code, closed.reason)
         if self._refusal is not None:
-            raise SessionRefusedError(self._refusal) from None
+            raise errors.SessionRefusedError(self._refusal) from None
         if not in_order:
             raise closed
 
@@ -246,7 +224,6 @@ async def connect(
     key: str | None = None,
     resume: bool = False,
     on_connection: OnConnection | None = None,
-    jitter: Callable[[], float] = random.random,
 ) -> AsyncIterator[ClientSession]:
     """Open a session's connection, before its first message; cancelled or left, it is closed.
 
@@ -257,7 +234,6 @@ async def connect(
         key: the API key, if the server needs one.
         resume: come back to the session when the connection is lost, where the server can.
         on_connection: called with each attempt to come back, and when the session goes on.
-        jitter: gives numbers in [0, 1) that shorten the waits between attempts.
 
     Raises:
         AddressError: the address is invalid.
@@ -265,7 +241,7 @@ async def connect(
         HandshakeRejectedError: the server answered with an HTTP error.
         LocalProtocolError: an unknown dialect, a mode that it does not have, or an invalid key.
     """
-    with as_client_errors():
+    with errors.as_client_errors():
         ClientConnection(dialect, mode)  # raises before the connection is made
     address = endpoint(url, mode, dialect)
     frame_bytes_max = OF_MODE[mode].frame_bytes_max
@@ -277,7 +253,6 @@ async def connect(
             open_=open_,
             frame_bytes_max=frame_bytes_max,
             on_connection=on_connection or (lambda _: None),
-            jitter=jitter,
         ).opened()
     async with opening as socket:
         yield ClientSession(socket, mode=mode, dialect=dialect)
@@ -318,7 +293,7 @@ def normal_url(url: str) -> str:
     except ValueError:
         is_address = False
     if not is_address:
-        raise AddressError(f"{url!r} is not the address of a server, such as 127.0.0.1:8006")
+        raise errors.AddressError(f"{url!r} is not the address of a server, such as 127.0.0.1:8006")
     return parts._replace(scheme=scheme).geturl()
 
 

@@ -159,11 +159,11 @@ def clean(text: str, kept: str = "\n\t") -> str:
     return "".join(char if char.isprintable() or char in kept else " " for char in text)
 
 
-def tell_recording(created: Created, *, record: bool) -> None:
+def echo_recording(created: Created, *, record: bool) -> None:
     """Say on standard error that a session is recorded, or not though it might have been."""
-    told = show_recording(created, record=record)
-    if told != NOT_RECORDED or not record:
-        click.echo(f"({told})", err=True)
+    shown = show_recording(created, record=record)
+    if shown != NOT_RECORDED or not record:
+        click.echo(f"({shown})", err=True)
 
 
 def show_recording(created: Created, *, record: bool = True) -> str:

@@ -79,11 +79,7 @@ _LOST: Final = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResour
 
 @asynccontextmanager
 async def open_socket(
-    address: str,
-    *,
-    frame_bytes_max: int,
-    tls: ssl.SSLContext | None = None,
-    key: str | None = None,
+    address: str, *, frame_bytes_max: int, tls: ssl.SSLContext | None = None, key: str | None = None
 ) -> AsyncIterator[ClientSocket]:
     """Open a WebSocket; cancelled or left, it is closed.
 
@@ -139,10 +135,10 @@ class ClientSocket:
         """Code and reason of the close; None while the WebSocket is open."""
         if self._protocol.state is State.OPEN and not self._ended.is_set():
             return None
-        told = self._protocol.close_rcvd
-        if told is None and self._protocol.parser_exc is not None:
-            told = self._protocol.close_sent  # we could not take a message, and said why
-        return (ABNORMAL_CLOSURE, "") if told is None else (int(told.code), told.reason)
+        close = self._protocol.close_rcvd
+        if close is None and self._protocol.parser_exc is not None:
+            close = self._protocol.close_sent  # we could not take a message, and said why
+        return (ABNORMAL_CLOSURE, "") if close is None else (int(close.code), close.reason)
 
     async def receive(self) -> str | bytes:
         """Wait for a message; text as `str`. Raises `SessionClosedError` if there is none."""
@@ -277,7 +273,7 @@ async def _open(
             why = reason_of(error)
         except InvalidStatus as error:
             response = error.response
-            raise HandshakeRejectedError(response.status_code, _said(response.body)) from None
+            raise HandshakeRejectedError(response.status_code, _reason_in(response.body)) from None
         except InvalidHandshake:
             why, may_pass = "what answers there does not speak WebSocket", False
     raise cannot_connect(address, why, may_pass=may_pass, is_tls=is_tls)
@@ -324,16 +320,16 @@ async def _shake_hands(stream: ByteStream, protocol: ClientProtocol, key: str | 
         raise
 
 
-def _said(body: bytes | bytearray | None) -> str:
+def _reason_in(body: bytes | bytearray | None) -> str:
     """The text of an HTTP error: the `message` of our JSON, else the start of the body."""
     try:
-        said = orjson.loads(body or b"")
+        found = orjson.loads(body or b"")
     except orjson.JSONDecodeError:
-        said = None
-    if isinstance(said, dict) and isinstance(said.get("message"), str):
-        text = said["message"]
-        if isinstance(said.get("allowed"), list):
-            text += f", allowed is {', '.join(map(str, said['allowed']))}"
+        found = None
+    if isinstance(found, dict) and isinstance(found.get("message"), str):
+        text = found["message"]
+        if isinstance(found.get("allowed"), list):
+            text += f", allowed is {', '.join(map(str, found['allowed']))}"
     else:
         text = (body or b"").decode(errors="replace") or "it does not say why"
     return " ".join(text.split())[:MESSAGE_CHARS_SHOWN]
@@ -342,8 +338,8 @@ def _said(body: bytes | bytearray | None) -> str:
 def reason_of(error: OSError) -> str:
     """The system's message, unwrapped from attempts at several addresses, or the TLS library's."""
     if isinstance(error, ssl.SSLError):
-        said = getattr(error, "verify_message", None) or error.reason or str(error)
-        return f"no TLS, {str(said).replace('_', ' ').lower()}"
+        found = getattr(error, "verify_message", None) or error.reason or str(error)
+        return f"no TLS, {str(found).replace('_', ' ').lower()}"
     attempts: BaseException | None = error.__cause__ or error
     while isinstance(attempts, BaseExceptionGroup):
         attempts = attempts.exceptions[0]

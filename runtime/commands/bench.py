@@ -36,35 +36,8 @@ from ..model import models
 from ..model.backends.base import BackendError
 from ..model.engine.backend import BATCH_MAX, EngineBackend
 from ..settings.settings import DEVICES, DTYPES
+from . import bench_engine as engine
 from . import interrupts
-from .bench_engine import (
-    MODES,
-    SPEAKING_TOKENS,
-    Arrival,
-    BenchError,
-    Case,
-    Doing,
-    EngineRun,
-    Load,
-    Mode,
-    Rebuilt,
-    Search,
-    Served,
-    Times,
-    camera_frame,
-    judge,
-    load_speech,
-    machine_facts,
-    machine_line,
-    print_found,
-    print_progress,
-    run_engine,
-    run_rebuilt,
-    run_virtual,
-    shown_frame,
-    sum_up,
-    table,
-)
 from .bench_engine import Speech as Recorded
 from .server_process import model_option, served
 
@@ -82,17 +55,16 @@ SESSIONS: Final = "1,2,4,8,16"
 SESSIONS_MAX: Final = 64
 """A full batch."""
 FULL: Final = "full shape, random weights, no vocoder"
-Clock = Literal["wall", "cpu"]
 
-ARRIVALS: Final[tuple[Arrival, ...]] = ("together", "spread")
+ARRIVALS: Final[tuple[engine.Arrival, ...]] = ("together", "spread")
 
 
 @attrs.frozen(kw_only=True)
 class Kinds:
     """The runs that are made: how requests are computed (`batched` always), and when they come."""
 
-    modes: Sequence[Mode] = MODES
-    arrivals: Sequence[Arrival] = ARRIVALS
+    modes: Sequence[engine.Mode] = engine.MODES
+    arrivals: Sequence[engine.Arrival] = ARRIVALS
 
 
 @attrs.frozen(kw_only=True)
@@ -119,7 +91,6 @@ class EngineBenchResult:
     """The results of one run; as JSON it is `attrs.asdict` of this.
 
     Attributes:
-        clock: `wall`, or `cpu` for the CPU time of the engine's thread.
         attention: its method; on a GPU with the sizes of captured steps.
         seconds: units requested by each session.
         pictures: each unit shows so many.
@@ -129,16 +100,15 @@ class EngineBenchResult:
 
     machine: dict[str, str | int | float]
     model: str
-    clock: Clock
     device: str
     dtype: str
     attention: str
-    doing: Doing
+    doing: engine.Doing
     seconds: int
     pictures: int
-    runs: list[EngineRun]
-    served: list[Served]
-    rebuilt: Rebuilt
+    runs: list[engine.EngineRun]
+    served: list[engine.Served]
+    rebuilt: engine.Rebuilt
     full: FullFacts | None
 
 
@@ -185,13 +155,6 @@ def _counts(_context: click.Context, _option: click.Parameter, value: str) -> li
     is_flag=True,
     help="Skip the runs with one request at a time, which take half the time.",
 )
-@click.option(
-    "--clock",
-    type=click.Choice(["wall", "cpu"]),
-    default="wall",
-    show_default=True,
-    help="cpu: time passes only while the engine computes, as on an idle machine.",
-)
 @click.option("--device", type=click.Choice(DEVICES), help="As for `antiphon serve`.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="As for `antiphon serve`.")
 @click.option("--deterministic", is_flag=True, help="As for `antiphon serve`, to measure its cost.")
@@ -204,11 +167,10 @@ def engine_command(
     layers_scale: float,
     sessions: list[int],
     seconds: int,
-    doing: Doing,
+    doing: engine.Doing,
     pictures: bool,
-    due: Arrival | Literal["both"],
+    due: engine.Arrival | Literal["both"],
     batched_only: bool,
-    clock: Clock,
     device: str | None,
     dtype: str | None,
     deterministic: bool,
@@ -222,10 +184,10 @@ def engine_command(
     """
     if (shape is not None) != random_weights:
         raise click.UsageError("--shape full and --random-weights go together")
-    frames = (camera_frame(0),) if pictures else ()
-    load = Load(speech=load_speech(), seconds=seconds, doing=doing, frames=frames)
+    frames = (engine.camera_frame(0),) if pictures else ()
+    load = engine.Load(speech=engine.load_speech(), seconds=seconds, doing=doing, frames=frames)
     kinds = Kinds(
-        modes=MODES[:1] if batched_only else MODES,
+        modes=engine.MODES[:1] if batched_only else engine.MODES,
         arrivals=ARRIVALS if due == "both" else (due,),
     )
     try:
@@ -235,18 +197,17 @@ def engine_command(
             )
         else:
             model, loaded = FULL, _full(layers_scale, dtype, exact=deterministic)
-            load = attrs.evolve(load, tokens_max=SPEAKING_TOKENS)
+            load = attrs.evolve(load, tokens_max=engine.SPEAKING_TOKENS)
         if deterministic:
             models.require_deterministic(model, loaded.info)
     except (models.ModelUnknownError, models.ModelUnusableError, BackendError) as error:
-        raise BenchError(str(error)) from error
-    runs, served = measure_engine(loaded, load, sessions, clock, kinds=kinds)
-    rebuilt = interrupts.run(run_rebuilt, _backend(loaded, "batched"), load)
+        raise engine.BenchError(str(error)) from error
+    runs, served = measure_engine(loaded, load, sessions, kinds=kinds)
+    rebuilt = interrupts.run(engine.run_rebuilt, _backend(loaded, "batched"), load)
     keys = loaded.machine.llm.keys
     found = EngineBenchResult(
-        machine=machine_facts(),
+        machine=engine.machine_facts(),
         model=model,
-        clock=clock,
         device=str(keys.device),
         dtype=str(keys.dtype).removeprefix("torch."),
         attention=loaded.machine.attention,
@@ -258,7 +219,7 @@ def engine_command(
         rebuilt=rebuilt,
         full=full_facts(loaded, runs, load, layers_scale) if shape is not None else None,
     )
-    print_found(found, _show_engine, as_json=as_json, options=orjson.OPT_NON_STR_KEYS)
+    engine.print_found(found, _show_engine, as_json=as_json, options=orjson.OPT_NON_STR_KEYS)
 
 
 def _full(layers_scale: float, dtype: str | None, *, exact: bool) -> DuplexModel:
@@ -269,7 +230,7 @@ def _full(layers_scale: float, dtype: str | None, *, exact: bool) -> DuplexModel
         device = pick_device("cuda", prefer_cuda=True)
     except DeviceError as error:
         text = f"--shape full needs a GPU with about {GPU_GIB} GiB, and torch finds none here"
-        raise BenchError(text) from error
+        raise engine.BenchError(text) from error
     config, what = full_config(layers_scale), pick_dtype(dtype, device)
     slots = min(SESSIONS_MAX, models.slots_that_fit(plan(config, what), device))
     return random_model(
@@ -282,48 +243,47 @@ def _full(layers_scale: float, dtype: str | None, *, exact: bool) -> DuplexModel
 
 def measure_engine(
     model: DuplexModel,
-    load: Load,
+    load: engine.Load,
     counts: list[int],
-    clock: Clock = "wall",
     *,
     kinds: Kinds = Kinds(),
-    show: Callable[[str], None] = print_progress,
-) -> tuple[list[EngineRun], list[Served]]:
+    show: Callable[[str], None] = engine.print_progress,
+) -> tuple[list[engine.EngineRun], list[engine.Served]]:
     """Measure a loaded model; return the runs, `counts` sessions first, and the number served."""
 
-    def measure(case: Case, what: Load = load) -> EngineRun:
-        if clock == "cpu":
-            return run_virtual(model, what, case)
-        return interrupts.run(run_engine, _backend(model, case.mode), what, case)
+    def measure(case: engine.Case, what: engine.Load = load) -> engine.EngineRun:
+        return interrupts.run(engine.run_engine, _backend(model, case.mode), what, case)
 
-    runs: list[EngineRun] = []
-    served: list[Served] = []
+    runs: list[engine.EngineRun] = []
+    served: list[engine.Served] = []
     show("warming up")
-    measure(Case(mode="batched", arrival="spread", sessions=1), attrs.evolve(load, seconds=1))
+    measure(
+        engine.Case(mode="batched", arrival="spread", sessions=1), attrs.evolve(load, seconds=1)
+    )
     for arrival in kinds.arrivals:
-        searches = {mode: Search(counts, model.info.slots) for mode in kinds.modes}
-        mine: list[EngineRun] = []
+        searches = {mode: engine.Search(counts, model.info.slots) for mode in kinds.modes}
+        mine: list[engine.EngineRun] = []
         while any(search.next_count() is not None for search in searches.values()):
             for mode, search in searches.items():
                 count = search.next_count()
                 if count is None:
                     continue
-                run = measure(Case(mode=mode, arrival=arrival, sessions=count))
+                run = measure(engine.Case(mode=mode, arrival=arrival, sessions=count))
                 verdict = "served" if run.is_served else "not served"
                 show(f"{count} sessions, {arrival}, {mode}: {verdict}, {run.busy_ms} ms CPU a unit")
                 search.note(count, is_served=run.is_served)
                 mine.append(run)
         runs += mine
-        served.append(judge(arrival, mine, searches))
+        served.append(engine.judge(arrival, mine, searches))
     return runs, served
 
 
-def _backend(model: DuplexModel, mode: Mode) -> EngineBackend:
+def _backend(model: DuplexModel, mode: engine.Mode) -> EngineBackend:
     return EngineBackend(model, batch_max=BATCH_MAX if mode == "batched" else 1)
 
 
 def full_facts(
-    model: DuplexModel, runs: list[EngineRun], load: Load, layers_scale: float
+    model: DuplexModel, runs: list[engine.EngineRun], load: engine.Load, layers_scale: float
 ) -> FullFacts:
     """The facts of the full shape."""
     from ..model.backends.minicpmo.model import floor_ms, gpu_bytes
@@ -349,10 +309,10 @@ def full_facts(
 def _show_engine(console: Console, found: EngineBenchResult) -> None:
     where = f"{found.device}, {found.dtype}, {found.attention}"
     console.print(
-        f"{found.model} on {where}, {found.doing}, {found.seconds} units a session, "
-        f"{'each with a picture, ' * found.pictures}by the {found.clock} clock"
+        f"{found.model} on {where}, {found.doing}, {found.seconds} units a session"
+        f"{', each with a picture' * found.pictures}"
     )
-    console.print(machine_line(found.machine), "\n", highlight=False)
+    console.print(engine.machine_line(found.machine), "\n", highlight=False)
     figures = ("p50 ms", "p99 ms", "finalized p50", "missed", "batch", "CPU ms a unit")
     rows = [
         (
@@ -368,7 +328,7 @@ def _show_engine(console: Console, found: EngineBenchResult) -> None:
         )
         for run in found.runs
     ]
-    console.print(table(("sessions", "due", "way", *figures), rows, left=3, whole=0))
+    console.print(engine.table(("sessions", "due", "way", *figures), rows, left=3, whole=0))
     for each in found.served:
         console.print(_served_line(each), highlight=False)
     single = next((run for run in found.runs if run.sessions == 1), None)
@@ -385,7 +345,7 @@ def _show_engine(console: Console, found: EngineBenchResult) -> None:
         _show_full(console, found.full)
 
 
-def _served_line(each: Served) -> str:
+def _served_line(each: engine.Served) -> str:
     at_least = "at least " if each.is_bounded else ""
     line = f"Due {each.arrival}: {at_least}{each.batched} sessions in batches"
     if each.single is not None:
@@ -438,15 +398,15 @@ class UnitsResult:
     """
 
     sessions: int
-    arrival: Arrival
+    arrival: engine.Arrival
     units: int
     answered: int
     speaking_share: float
     dropped: int
-    latency: Times
-    latency_listening: Times | None
-    latency_speaking: Times | None
-    server: Times
+    latency: engine.Times
+    latency_listening: engine.Times | None
+    latency_speaking: engine.Times | None
+    server: engine.Times
     p50_of_second: float
     p99_of_second: float
 
@@ -455,11 +415,11 @@ class UnitsResult:
 
 
 async def measure_units(
-    url: str, speech: Recorded, *, sessions: int, seconds: int, arrival: Arrival
+    url: str, speech: Recorded, *, sessions: int, seconds: int, arrival: engine.Arrival
 ) -> UnitsResult:
     """Measure the units of clients, one a second; `BenchError`: a session fails or ends early."""
     begin = anyio.Event()
-    frame = shown_frame()
+    frame = engine.shown_frame()
     clients = [
         _Client(
             units=[
@@ -485,10 +445,10 @@ async def measure_units(
         if setting_up.cancelled_caught:
             tasks.cancel_scope.cancel()
     if setting_up.cancelled_caught:
-        raise BenchError(f"{sessions} sessions were not set up within {SESSIONS_WAIT_S:g} s")
+        raise engine.BenchError(f"{sessions} sessions were not set up within {SESSIONS_WAIT_S:g} s")
     failure = next((client.failure for client in clients if client.failure), None)
     if failure is not None:
-        raise BenchError(f"a session of {sessions} failed: {failure}")
+        raise engine.BenchError(f"a session of {sessions} failed: {failure}")
     return _sum_up(clients, sessions=sessions, arrival=arrival)
 
 
@@ -561,15 +521,15 @@ def _first(errors: BaseExceptionGroup[Exception]) -> str:
     return str(error)
 
 
-def _sum_up(clients: list[_Client], *, sessions: int, arrival: Arrival) -> UnitsResult:
+def _sum_up(clients: list[_Client], *, sessions: int, arrival: engine.Arrival) -> UnitsResult:
     listening: list[float] = []
     speaking: list[float] = []
     for client in clients:
         for number, latency_ms in client.latency_ms.items():
             (speaking if number in client.spoken else listening).append(latency_ms)
     if not (listening or speaking):
-        raise BenchError("no unit was answered")
-    latency = sum_up([*listening, *speaking])
+        raise engine.BenchError("no unit was answered")
+    latency = engine.sum_up([*listening, *speaking])
     return UnitsResult(
         sessions=sessions,
         arrival=arrival,
@@ -578,9 +538,9 @@ def _sum_up(clients: list[_Client], *, sessions: int, arrival: Arrival) -> Units
         speaking_share=round(len(speaking) / latency.count, 3),
         dropped=sum(client.dropped for client in clients),
         latency=latency,
-        latency_listening=sum_up(listening) if listening else None,
-        latency_speaking=sum_up(speaking) if speaking else None,
-        server=sum_up([ms for client in clients for ms in client.server_ms.values()]),
+        latency_listening=engine.sum_up(listening) if listening else None,
+        latency_speaking=engine.sum_up(speaking) if speaking else None,
+        server=engine.sum_up([ms for client in clients for ms in client.server_ms.values()]),
         p50_of_second=round(latency.p50_ms / 1000, 4),
         p99_of_second=round(latency.p99_ms / 1000, 4),
     )
@@ -589,7 +549,7 @@ def _sum_up(clients: list[_Client], *, sessions: int, arrival: Arrival) -> Units
 # -- the command ----------------------------------------------------------------------------------
 
 SESSIONS_MANY: Final = 8
-RUNS: Final[tuple[tuple[int, Arrival], ...]] = (
+RUNS: Final[tuple[tuple[int, engine.Arrival], ...]] = (
     (1, "spread"),
     (SESSIONS_MANY, "spread"),
     (SESSIONS_MANY, "together"),
@@ -630,7 +590,7 @@ def bench_command(ctx: click.Context, *, as_json: bool, model: str, seconds: int
     """
     if ctx.invoked_subcommand is not None:
         return
-    print_found(interrupts.run(_run, model, seconds), _show, as_json=as_json)
+    engine.print_found(interrupts.run(_run, model, seconds), _show, as_json=as_json)
 
 
 bench_command.add_command(engine_command)
@@ -638,20 +598,20 @@ bench_command.add_command(engine_command)
 
 async def _run(model: str, seconds: int) -> Bench:
     version("torch")  # Raises here, and not in the server's process, where the extra is missing.
-    speech = load_speech()
+    speech = engine.load_speech()
     with tempfile.TemporaryDirectory(prefix="antiphon-bench-") as name:
         units: list[UnitsResult] = []
-        print_progress(f"starting a server with the {model} model")
+        engine.print_progress(f"starting a server with the {model} model")
         async with served(model, Path(name), "--slots", str(SESSIONS_MANY)) as url:
             for sessions, arrival in RUNS:
-                print_progress(f"{sessions} sessions, {arrival}, for {seconds} s")
+                engine.print_progress(f"{sessions} sessions, {arrival}, for {seconds} s")
                 units.append(
                     await measure_units(
                         url, speech, sessions=sessions, seconds=seconds, arrival=arrival
                     )
                 )
     return Bench(
-        machine=machine_facts(),
+        machine=engine.machine_facts(),
         model=model,
         speech=speech.name,
         seconds=seconds,
@@ -673,12 +633,12 @@ def _ratio(many: UnitsResult, one: UnitsResult) -> dict[str, float]:
 
 
 def _show(console: Console, found: Bench) -> None:
-    facts = machine_line(found.machine)
+    facts = engine.machine_line(found.machine)
     console.print(f"{found.model} model, {found.seconds} s of {found.speech} a session; {facts}\n")
     console.print("A unit, p50 / p99 in ms", _units_table(found))
 
 
-def _both(times: Times | None) -> str:
+def _both(times: engine.Times | None) -> str:
     return "-" if times is None else f"{times.p50_ms:.1f} / {times.p99_ms:.1f}"
 
 
@@ -703,4 +663,4 @@ def _units_table(found: Bench) -> Table:
         ("  of them spoken", *(f"{run.speaking_share:.0%}" for run in runs)),
     ]
     names = [f"{run.sessions} {run.arrival}" if run.sessions > 1 else "1 session" for run in runs]
-    return table(["", *names], rows)
+    return engine.table(["", *names], rows)

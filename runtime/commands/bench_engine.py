@@ -4,10 +4,6 @@
   missed if answered more than a second after it was due, or never: a session `BEHIND_S` late is
   abandoned with its remaining units. `busy_ms` is the CPU time of the engine's thread per unit,
   which hardly depends on other load: a core serves 1000 / `busy_ms` sessions.
-- `run_virtual` does the same on a clock that stands still during other processes' work: the CPU
-  time of this thread, which runs the engine's scheduler; it skips pauses without a due unit. So it
-  measures an engine on a core of its own, though caches and memory are shared. The host's other
-  work for a session (sockets, the log) is not included.
 - `run_rebuilt` measures how fast a session is rebuilt, in past units per second of the thread's CPU
   time. A unit is a second, so the figures are multiples of real time. The session is that of the
   load in slot 0, with one more unit that listens: it ends the turn, so no speech is decoded again.
@@ -15,14 +11,11 @@
 
 from __future__ import annotations
 
-import heapq
 import os
 import platform
-import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 import anyio
 import attrs
@@ -37,27 +30,12 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from protocol.values import model as md
 from protocol.values.limits import NS_PER_S
-from protocol.values.model import (
-    INPUT_RATE_HZ,
-    PAST_UNITS_MAX,
-    DuplexConfig,
-    Finalized,
-    Opening,
-    PastUnit,
-    Unit,
-    UnitResult,
-    Voice,
-)
 
 from .. import SOURCE_TREE
 from ..media.sound import read_wav
-from ..model.engine.backend import BATCH_MAX, EngineBackend
-from ..model.engine.engine import BACKGROUND, Scheduler, Task
-
-if TYPE_CHECKING:
-    from ..model.backends.minicpmo.model import DuplexModel
-    from ..model.backends.minicpmo.session import SteppedSession
+from ..model.engine.backend import EngineBackend
 
 # -- what the benches share ------------------------------------------------------------------------
 
@@ -102,15 +80,17 @@ class Speech:
     name: str
     samples: _Samples
 
-    def second(self, number: int, *, rate_hz: int = INPUT_RATE_HZ, gain: float = 1.0) -> bytes:
+    def second(self, number: int, *, rate_hz: int = md.INPUT_RATE_HZ, gain: float = 1.0) -> bytes:
         """Cut out a second of the loop as float32 LE, mono, at `rate_hz`, scaled by `gain`.
 
         Unless `gain` is a power of two, samples are, as a browser's, not whole 16-bit steps.
         """
-        at = np.arange(number * INPUT_RATE_HZ, (number + 1) * INPUT_RATE_HZ) % len(self.samples)
+        at = np.arange(number * md.INPUT_RATE_HZ, (number + 1) * md.INPUT_RATE_HZ) % len(
+            self.samples
+        )
         samples = self.samples[at]
-        if rate_hz != INPUT_RATE_HZ:
-            samples = soxr.resample(samples, INPUT_RATE_HZ, rate_hz)
+        if rate_hz != md.INPUT_RATE_HZ:
+            samples = soxr.resample(samples, md.INPUT_RATE_HZ, rate_hz)
         return (samples * np.float32(gain)).astype("<f4").tobytes()
 
 
@@ -124,8 +104,8 @@ def load_speech() -> Speech:
 
 def synthetic_voice() -> _Samples:
     """Make a voice-like signal: a gliding pitch, three formants, four syllables a second."""
-    at = np.arange(SYNTHETIC_S * INPUT_RATE_HZ) / INPUT_RATE_HZ
-    phase = 2 * np.pi * np.cumsum(130 + 25 * np.sin(2 * np.pi * 0.4 * at)) / INPUT_RATE_HZ
+    at = np.arange(SYNTHETIC_S * md.INPUT_RATE_HZ) / md.INPUT_RATE_HZ
+    phase = 2 * np.pi * np.cumsum(130 + 25 * np.sin(2 * np.pi * 0.4 * at)) / md.INPUT_RATE_HZ
     voice = np.zeros_like(at)
     for harmonic in range(1, 30):
         pitch_hz = 130.0 * harmonic
@@ -249,21 +229,23 @@ class Load:
     frames: tuple[bytes, ...] = ()
     instructions: str = INSTRUCTIONS
 
-    def opening(self, number: int) -> Opening:
+    def opening(self, number: int) -> md.Opening:
         """The settings of session `number`."""
-        config = DuplexConfig(
+        config = md.DuplexConfig(
             force_listen_count=0,
             listen_prob_scale=0.0,
             length_penalty=10.0,
             max_new_speak_tokens_per_chunk=self.tokens_max + 1,
         )
-        return Opening(instructions=self.instructions, voice=Voice(), config=config, seed=number)
+        return md.Opening(
+            instructions=self.instructions, voice=md.Voice(), config=config, seed=number
+        )
 
-    def unit(self, number: int, index: int) -> Unit:
+    def unit(self, number: int, index: int) -> md.Unit:
         """A unit of session `number`."""
         pcm = self.speech.second(index + OFFSET_S * number)
         must_listen = self.doing == "listening"
-        return Unit(index=index, pcm=pcm, frames=self.frames, force_listen=must_listen)
+        return md.Unit(index=index, pcm=pcm, frames=self.frames, force_listen=must_listen)
 
 
 @attrs.frozen(kw_only=True)
@@ -320,7 +302,7 @@ class Answer:
     is_spoken: bool
 
     @classmethod
-    def of(cls, result: UnitResult, answered_ms: float, finalized_ms: float) -> Answer:
+    def of(cls, result: md.UnitResult, answered_ms: float, finalized_ms: float) -> Answer:
         """Take the values to sum up from a result."""
         costs = result.costs
         return cls(
@@ -460,112 +442,6 @@ def _busy_ratio(runs: Sequence[EngineRun]) -> float:
     return round(busy["single", both] / max(1e-3, busy["batched", both]), 2)
 
 
-# -- on a virtual clock ---------------------------------------------------------------------------
-
-
-class _Client:
-    def __init__(self, session: SteppedSession) -> None:
-        self.session = session
-        self.due_ns: deque[tuple[int, int]] = deque()
-        self.is_busy = False
-        self.is_lost = False
-
-
-class VirtualRun:
-    """One run, on the model's first slots; see the module's docstring."""
-
-    def __init__(self, model: DuplexModel, load: Load, case: Case) -> None:
-        self._load, self._case = load, case
-        batch_max = BATCH_MAX if case.mode == "batched" else 1
-        self._scheduler = Scheduler(model.compute, batch_max=batch_max)
-        self._leaps_ns = -time.thread_time_ns()
-        self._clients = [
-            _Client(model.session(load.opening(number), slot=number))
-            for number in range(case.sessions)
-        ]
-        self.answers: list[Answer] = []
-
-    def _now_ns(self) -> int:
-        return time.thread_time_ns() + self._leaps_ns
-
-    def run(self) -> EngineRun:
-        """Open the sessions, have all units computed, and sum up."""
-        for client in self._clients:
-            self._add(client.session.open(), BACKGROUND, lambda _: None)
-        while not self._scheduler.is_idle:
-            self._scheduler.turn(self._now_ns())
-        count, tally = len(self._clients), self._scheduler.tally
-        turns, answered = tally.turns, tally.answers
-        began_ns, began_cpu_ns = self._now_ns(), time.thread_time_ns()
-        due = [
-            (began_ns + index * NS_PER_S + int(self._case.late(number) * NS_PER_S), number)
-            for number in range(count)
-            for index in range(self._load.seconds)
-        ]
-        heapq.heapify(due)
-        indices = [0] * count
-        while due or not self._scheduler.is_idle:
-            if self._scheduler.is_idle:
-                self._leaps_ns += max(0, due[0][0] - self._now_ns())
-            while due and due[0][0] <= self._now_ns():
-                due_ns, number = heapq.heappop(due)
-                self._clients[number].due_ns.append((due_ns, indices[number]))
-                indices[number] += 1
-                self._begin(number)
-            if not self._scheduler.is_idle:
-                self._scheduler.turn(self._now_ns())
-        cpu_ns = time.thread_time_ns() - began_cpu_ns
-        for client in self._clients:
-            client.session.release()
-        return sum_up_run(
-            self._case,
-            self.answers,
-            units=count * self._load.seconds,
-            cpu_ns=cpu_ns,
-            batch_mean=(tally.answers - answered) / max(1, tally.turns - turns),
-        )
-
-    def _add(self, steps: Any, deadline_ns: float, then: Any) -> None:
-        def done(result: Any, error: BaseException | None) -> None:
-            if error is not None:
-                raise error
-            then(result)
-
-        self._scheduler.add(Task(steps=steps, deadline_ns=deadline_ns, done=done))
-
-    def _begin(self, number: int) -> None:
-        client = self._clients[number]
-        if client.is_busy or client.is_lost or not client.due_ns:
-            return
-        due_ns, index = client.due_ns.popleft()
-        began_ns = self._now_ns()
-        if began_ns - due_ns > BEHIND_S * NS_PER_S:
-            client.is_lost = True
-            return
-        client.is_busy = True
-
-        def answered(result: UnitResult) -> None:
-            answered_ns = self._now_ns()
-
-            def finalized(_: Finalized) -> None:
-                after_ms = (self._now_ns() - due_ns) * MS / NS_PER_S
-                answered_ms = (answered_ns - due_ns) * MS / NS_PER_S
-                self.answers.append(Answer.of(result, answered_ms, after_ms))
-                client.is_busy = False
-                self._begin(number)
-
-            steps = client.session.finalize(index, interrupted=False)
-            self._add(steps, self._now_ns() + DUE_S * NS_PER_S, finalized)
-
-        steps = client.session.unit(self._load.unit(number, index), None)
-        self._add(steps, began_ns + DUE_S * NS_PER_S, answered)
-
-
-def run_virtual(model: DuplexModel, load: Load, case: Case) -> EngineRun:
-    """Have sessions request units, on this thread's CPU clock; the model must be unused."""
-    return VirtualRun(model, load, case).run()
-
-
 # -- rebuilding -----------------------------------------------------------------------------------
 
 
@@ -598,7 +474,7 @@ async def run_rebuilt(backend: EngineBackend, load: Load) -> Rebuilt:
     )
 
 
-async def _past(backend: EngineBackend, load: Load) -> list[PastUnit]:
+async def _past(backend: EngineBackend, load: Load) -> list[md.PastUnit]:
     session, past = await backend.open(load.opening(0), slot=0), []
     for index in range(load.seconds + 1):
         unit = load.unit(0, index)
@@ -606,17 +482,17 @@ async def _past(backend: EngineBackend, load: Load) -> list[PastUnit]:
             unit = attrs.evolve(unit, force_listen=True)
         result = attrs.evolve(await session.run(unit), pcm=b"")
         await session.finalize(index, interrupted=False)
-        past.append(PastUnit(unit=unit, result=result, interrupted=False))
+        past.append(md.PastUnit(unit=unit, result=result, interrupted=False))
     await session.release()
     return past
 
 
 async def _speed(
-    backend: EngineBackend, load: Load, past: Sequence[PastUnit], *, exact: bool
+    backend: EngineBackend, load: Load, past: Sequence[md.PastUnit], *, exact: bool
 ) -> float:
     session = await backend.open(load.opening(0), slot=0)
     began_ns = backend.engine.statistics.cpu_ns
-    for begin in range(0, len(past), PAST_UNITS_MAX):
-        await session.rebuild(past[begin : begin + PAST_UNITS_MAX], exact=exact)
+    for begin in range(0, len(past), md.PAST_UNITS_MAX):
+        await session.rebuild(past[begin : begin + md.PAST_UNITS_MAX], exact=exact)
     await session.release()  # The engine has then counted all that came before.
     return round(len(past) * NS_PER_S / (backend.engine.statistics.cpu_ns - began_ns), 1)

@@ -69,7 +69,7 @@ class TextAnswer(terminal.TextOutput):
     def begins(self, created: Created | None, *, record: bool) -> None:
         """Write that the session is recorded, or not as asked, where the server says so."""
         if created is not None:
-            terminal.tell_recording(created, record=record)
+            terminal.echo_recording(created, record=record)
 
     def waits(self, place: QueuePlace) -> None:
         """Write the place in the queue."""
@@ -187,10 +187,7 @@ class Chat:
                 shown.begins(session.created, record=how.record)
                 self._is_begun = True
             answer = await session.ask(
-                conversation,
-                stream=how.streams,
-                speech=how.speech or False,
-                config=how.config,
+                conversation, stream=how.streams, speech=how.speech or False, config=how.config
             )
             async for piece in answer:
                 pcm += piece.pcm

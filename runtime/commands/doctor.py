@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
 import click
@@ -22,11 +22,12 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from protocol.values.limits import VOICE_STEPS, VOICE_STEPS_MAX
+from protocol.values.limits import VOICE_STEPS
 
 from ..model.models import ModelUnknownError, ModelUnusableError, explained, model_folder
 from ..net.memory import importing
-from ..settings.settings import CONTEXT_PERCENT, DEVICES, DTYPES, QUANTIZATIONS
+from ..settings.settings import CONTEXT_PERCENT, QUANTIZATIONS
+from ..settings.sources import loading_options
 
 if TYPE_CHECKING:
     import torch
@@ -361,42 +362,9 @@ STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 
 @click.command("doctor")
-@click.option(
-    "--model",
-    default="tiny",
-    show_default=True,
-    help="tiny, scripted, or the folder of a MiniCPM-o checkpoint.",
-)
-@click.option("--device", type=click.Choice(DEVICES), help="As for `antiphon serve`.")
-@click.option("--dtype", type=click.Choice(DTYPES), help="As for `antiphon serve`.")
-@click.option("--quantize", type=click.Choice(QUANTIZATIONS), help="As for `antiphon serve`.")
-@click.option("--slots", type=click.IntRange(1, 1024), help="Concurrent sessions that must fit.")
-@click.option("--deterministic", is_flag=True, help="As for `antiphon serve`.")
-@click.option(
-    "--voice-steps",
-    type=click.IntRange(1, VOICE_STEPS_MAX),
-    default=VOICE_STEPS,
-    help="As for `antiphon serve`.",
-)
-@click.option(
-    "--context-percent",
-    type=click.IntRange(5, CONTEXT_PERCENT),
-    default=CONTEXT_PERCENT,
-    help="As for `antiphon serve`.",
-)
+@loading_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def doctor_command(
-    *,
-    model: str,
-    device: str | None,
-    dtype: str | None,
-    quantize: str | None,
-    slots: int | None,
-    deterministic: bool,
-    voice_steps: int,
-    context_percent: int,
-    as_json: bool,
-) -> None:
+def doctor_command(*, as_json: bool, **asked: Any) -> None:
     """Say what would happen if a model were served here, without loading it.
 
     Looks at the folder, its config, the headers of its weights, the tokenizer, the vocoder, the
@@ -407,17 +375,7 @@ def doctor_command(
       0  it can be served
       1  it would not; each problem says what to do
     """  # noqa: D301 - click takes a backspace to keep the lines
-    question = Question(
-        model=model,
-        device=device,
-        dtype=dtype,
-        slots=slots,
-        deterministic=deterministic,
-        voice_steps=voice_steps,
-        quantize=quantize,
-        context_percent=context_percent,
-    )
-    found = examine(question)
+    found = examine(Question(**asked))
     if as_json:
         options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
         click.echo(orjson.dumps(attrs.asdict(found), option=options), nl=False)

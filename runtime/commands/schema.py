@@ -1,19 +1,29 @@
-"""`antiphon dev schema`: the wire protocols as a document, for tools and for people.
+"""`antiphon dev schema`: the wire protocols as one AsyncAPI 3.0 document, for tools.
 
-The protocol reference for authors of clients is `docs/protocol.md`. All facts come from
-`schema_document` and `protocol.wire.schema`, as in the AsyncAPI document, and so from the server's
-own tables.
+Such tools write clients, or check messages; for people there is `docs/protocol.md`, which is made
+of the same facts (`docs/site/protocol.py`).
+
+Messages come from `protocol.wire.schema`, states from the tables of `protocol.values.state`, codes
+and their meanings from `protocol.values.errors`. Operations are the server's: it receives what
+clients send. Notes for authors of clients that no class holds, endpoints and the common rules, take
+their facts from the code that acts on them (paths, limits, close codes); only the sentences around
+them are written in `schema.toml`.
+
+AsyncAPI has no place for some of it, which stands in extensions at the top:
+
+- `x-antiphon-states`, by dialect and session kind: where it begins, which message leads where
+  (`transitions`), and what becomes of a client's message in each state (`reception`).
+- `x-antiphon-error-codes` and `x-antiphon-close-codes`: what they mean, and what follows.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
-from itertools import groupby
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
+from importlib.resources import files
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import attrs
@@ -21,518 +31,305 @@ import click
 import orjson
 import yaml
 
-from protocol.machine.kind import CLOSE_CODES
-from protocol.values.errors import (
-    CLOSE_MEANINGS,
-    CLOSE_NORMAL,
-    MEANINGS,
-    LocalProtocolError,
-    close_code,
-    error_type,
-)
-from protocol.values.messages import Closed, EndReason
-from protocol.values.state import SessionKind
-from protocol.wire.dialects import DIALECTS as DIALECTS_SERVED
+from protocol.values import errors, limits, model
+from protocol.values.messages import EndReason, QueueDone
+from protocol.values.requests import Request
+from protocol.values.state import BEGINNINGS, RECEPTION, TRANSITIONS, Gate, SessionKind, State
 from protocol.wire.dialects import MODES_OF
-from protocol.wire.schema import Message, describe, example, session_kinds
+from protocol.wire.schema import Message, describe, senders, session_kinds
 
-from .schema_document import (
-    CHANNELS,
-    DIALECTS,
-    END_CLOSES,
-    ENDS,
-    RULES,
-    SESSION_KINDS,
-    asyncapi,
-    states,
-)
+from ..serve.routing import AUDIO_LABELS, CHAT_PATH, DUPLEX_PATH, LIVE_PATH, REALTIME_PATH
+from ..settings.settings import Settings
 
-# -- JSON Schema as rows ---------------------------------------------------------------------------
+# -- notes that no class holds ---------------------------------------------------------------------
 
 
-Json = Mapping[str, Any]
-
-Objects = dict[str, tuple[str, str, Json]]
-"""Objects that are written by themselves, by `_identity`: title, sender and schema."""
-
-SHARED_FIELDS_MIN: Final = 3
-"""An object of fewer fields is written in place, however often it occurs."""
+MIB: Final = 1024 * 1024
 
 
-@attrs.frozen(kw_only=True)
-class Row:
-    """A field: its path from the message, its type with limits and default, its meaning."""
+def _sentences() -> dict[str, Any]:
+    """Read the sentences, and put in the names that the code acts on."""
+    sizes = ((name, size) for name, size in vars(limits).items() if name.endswith("BYTES_MAX"))
+    names: dict[str, object] = {name.replace("BYTES_MAX", "MIB"): n // MIB for name, n in sizes}
+    names |= {**vars(errors), **vars(limits), **vars(model)}
+    names |= {"AUDIO_LABELS": " or ".join(f"`{label}`" for label in AUDIO_LABELS)}
+    text = (files(__package__) / "schema.toml").read_text("utf-8")
+    return tomllib.loads(text.format_map(names))
+
+
+_SENTENCES: Final = _sentences()
+DIALECTS: Final[Mapping[str, str]] = _SENTENCES["dialects"]
+"""The purpose of each dialect."""
+SESSION_KINDS: Final[Mapping[SessionKind, str]] = {
+    SessionKind[name]: text for name, text in _SENTENCES["session_kinds"].items()
+}
+"""The session kind of a session."""
+ENDS: Final[Mapping[EndReason, str]] = _SENTENCES["ends"]
+"""The meanings of the ends that a client may receive."""
+END_CLOSES: Final[Mapping[EndReason, tuple[int, ...]]] = {
+    "invalid_frame": (errors.CLOSE_INVALID_FRAME, errors.CLOSE_TOO_BIG),
+    "refused": (errors.CLOSE_TRY_LATER,),
+}
+"""The close codes of ends without one of their own: the frame's, or the error's."""
+RULES: Final[tuple[str, ...]] = tuple(_SENTENCES["rules"])
+"""The rules of all dialects."""
+
+
+@attrs.frozen
+class Channel:
+    """An endpoint.
+
+    `address` is the path, where `{session_id}` is the client's own label; `query` is the schema of
+    each parameter that picks its dialects.
+    """
 
     name: str
-    type: str
-    meaning: str
+    address: str
+    dialects: tuple[str, ...]
+    query: Mapping[str, Mapping[str, object]] = MappingProxyType({})
+
+    @property
+    def says(self) -> str:
+        """Describe the dialects, and where the mode stands."""
+        text: str = _SENTENCES["channels"][self.name]
+        return text
 
 
-def _identity(schema: Json, sender: str) -> str:
-    """Tell objects apart by what is in them, not by the field that they stand in."""
-    return sender + json.dumps({k: v for k, v in schema.items() if k != "description"})
+CHANNELS: Final[tuple[Channel, ...]] = (
+    Channel(
+        name="realtime",
+        address=REALTIME_PATH,
+        dialects=("realtime", "duplex-v1", "transcription", "transcription-responses"),
+    ),
+    Channel(name="duplex", address=f"{DUPLEX_PATH}{{session_id}}", dialects=("legacy-duplex",)),
+    Channel(name="chat", address=CHAT_PATH, dialects=("legacy-chat",)),
+    Channel(name="live", address=LIVE_PATH, dialects=("live",)),
+    Channel(
+        name="openai",
+        address=REALTIME_PATH,
+        dialects=("openai",),
+        query={"model": {"type": "string"}},
+    ),
+    Channel(
+        name="openai-transcription",
+        address=REALTIME_PATH,
+        dialects=("openai-transcription",),
+        query={"intent": {"type": "string", "const": "transcription"}},
+    ),
+    Channel(
+        name="vllm-omni",
+        address=REALTIME_PATH,
+        dialects=("vllm-omni",),
+        query={
+            "duplex": {"type": "string", "const": "1"},
+            "mode": {"type": "string", "enum": ["video", "audio"]},
+            "model": {"type": "string"},
+            "autostart": {"type": "string", "enum": ["0", "1"]},
+        },
+    ),
+)
 
 
-def _below(schema: Json, name: str) -> Iterator[tuple[str, Json]]:
-    """Yield the objects of a field: itself, that of an array, or one of several kinds."""
-    if "properties" in schema or "oneOf" in schema:
-        yield name, schema
-    else:
-        for each in schema.get("anyOf", ()):
-            yield from _below(each, name)
-        if "items" in schema:
-            yield from _below(schema["items"], f"{name}[]")
+# -- the document ----------------------------------------------------------------------------------
 
 
-def shared_objects(messages: Iterable[Message]) -> Objects:
-    """Find the objects that occur more than once, to be written once."""
-    count: Counter[str] = Counter()
-    found: Objects = {}
+Json = dict[str, Any]
 
-    def look(schema: Json, message: Message) -> None:
-        fields = (each for kind in schema.get("oneOf", [schema]) for each in _items(kind))
-        for name, below in (each for field, value in fields for each in _below(value, field)):
-            key = _identity(below, message.sender)
-            count[key] += 1
-            if count[key] == 1:
-                title = f"`{name.replace('[]', '')}` ({message.sender}, `{message.dialect}`"
-                found[key] = (title, message.sender, below)
-                look(below, message)
+ASYNCAPI: Final = "3.0.0"
+BINDING_VERSION: Final = "0.1.0"
+"""Of AsyncAPI's binding to WebSockets, which says how the query of an address is described."""
 
-    for message in messages:
-        look(message.schema, message)
-    titles: Counter[str] = Counter()
-    shared: Objects = {}
-    for key, (title, sender, schema) in found.items():
-        if count[key] > 1 and ("oneOf" in schema or len(_items(schema)) >= SHARED_FIELDS_MIN):
-            titles[title] += 1
-            number = f", {titles[title]})" if titles[title] > 1 else ")"
-            shared[key] = (title + number, sender, schema)
-    return shared
-
-
-def _items(schema: Json) -> list[tuple[str, Json]]:
-    return list(schema["properties"].items())
-
-
-def anchor(title: str) -> str:
-    """Name the heading of a title as GitHub does."""
-    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
-
-
-def rows(schema: Json, *, sender: str, objects: Objects, at: str = "") -> Iterator[Row]:
-    """Write the fields of an object that stands `at` a path, and of the objects in it.
-
-    `sender` is the message's: the server keeps the limits, so they are left out of its own
-    messages. `objects` are those that are written elsewhere.
-    """
-    if "oneOf" in schema:
-        yield from _rows_of_kinds(schema, sender, objects, at)
-        return
-    required = schema.get("required", ())
-    group = [each["required"][0] for each in schema.get("anyOf", ()) if "required" in each]
-    for name, value in schema["properties"].items():
-        if "const" in value and name == "type" and not at:
-            continue
-        within = list(_below(value, name))
-        links = [objects.get(_identity(below, sender), ("",))[0] for _, below in within]
-        need = _default(value, name, required, group) if sender == "client" else ""
-        yield Row(
-            name=f"{at}{name}",
-            type=f"{_type(value, sender)}{need}",
-            meaning=_meaning(value, [link for link in links if link], name in required, sender),
-        )
-        for (path, below), link in zip(within, links, strict=True):
-            if not link:
-                yield from rows(below, sender=sender, objects=objects, at=f"{at}{path}.")
-
-
-def _rows_of_kinds(schema: Json, sender: str, objects: Objects, at: str) -> Iterator[Row]:
-    tag = schema["x-antiphon-tag"]
-    for kind in schema["oneOf"]:
-        word = kind["properties"][tag]["const"]
-        own = {name: below for name, below in kind["properties"].items() if name != tag}
-        yield Row(
-            name=f"{at}{tag}", type=f"`{json.dumps(word)}`", meaning=kind.get("description", "")
-        )
-        yield from rows({**kind, "properties": own}, sender=sender, objects=objects, at=at)
-
-
-def joined(fields: Iterable[Row]) -> Iterator[Row]:
-    """Write fields that follow each other as one, where all that is said of them is the same."""
-    for meaning, alike in groupby(fields, lambda row: row.meaning or row):
-        each = list(alike)
-        kinds = list(dict.fromkeys(row.type for row in each))
-        if len(kinds) > 1 and meaning != ONLY_VALUE:
-            yield from (attrs.evolve(row, name=_code(row.name)) for row in each)
-        else:
-            names = ", ".join(_code(row.name) for row in each)
-            yield Row(name=names, type=", ".join(kinds), meaning=each[0].meaning)
-
-
-def _default(schema: Json, name: str, required: Sequence[str], group: Sequence[str]) -> str:
-    if name in required or name in group[:1]:
-        return "; required"
-    if name in group:
-        return f"; in place of `{group[0]}`"
-    return f"; default `{json.dumps(schema['default'])}`" if "default" in schema else ""
-
-
-ONLY_VALUE: Final = "The only value allowed."
-
-
-def _meaning(schema: Json, elsewhere: Sequence[str], is_required: bool, sender: str) -> str:
-    text = str(schema.get("description", ""))
-    for title in elsewhere:
-        text += f" See [its fields](#{anchor(title)})."
-    if modes := schema.get("x-antiphon-ignored-in"):
-        text += f" Ignored in {', '.join(f'`mode={mode}`' for mode in modes)}."
-    if sender == "server" and not is_required:
-        text += " Optional."
-    if schema.get("additionalProperties") is False:
-        has_fields = bool(schema["properties"])
-        text += " Other fields are refused." if has_fields else " Must be empty."
-    if not text and _single(schema) is not None:
-        text = "Always this." if sender == "server" else ONLY_VALUE
-    return text.strip()
-
-
-def _single(schema: Json) -> Any:
-    if "const" in schema:
-        return schema["const"]
-    values = [value for value in schema.get("enum", ()) if value is not None]
-    return values[0] if len(values) == 1 else None
-
-
-def _type(schema: Json, sender: str) -> str:
-    single = _single(schema)
-    if single is not None:
-        return f"`{json.dumps(single)}`"
-    if "anyOf" in schema and "properties" not in schema:
-        kinds = [_type(kind, sender) for kind in schema["anyOf"] if kind.get("type") != "null"]
-        return " or ".join(kinds)
-    if "enum" in schema:
-        return ", ".join(f"`{json.dumps(word)}`" for word in schema["enum"] if word is not None)
-    kinds = schema.get("type", "any")
-    kinds = kinds if isinstance(kinds, list) else [kinds]
-    text = _plain(schema, next((kind for kind in kinds if kind != "null"), "null"), sender)
-    return f"{text} or null" if sender == "server" and "null" in kinds[1:] else text
-
-
-def _plain(schema: Json, kind: str, sender: str) -> str:
-    if "contentEncoding" in schema:
-        return "base64 of " + " or ".join(schema.get("x-antiphon-media", ["bytes"]))
-    if kind == "array":
-        bounds = ""
-        if "maxItems" in schema:
-            bounds = f" of {schema.get('minItems', 0)} to {schema['maxItems']}"
-        return f"array{bounds}: {_type(schema['items'], sender)}"
-    if sender == "server" and "examples" in schema:
-        return f"{kind}, such as " + ", ".join(
-            f"`{json.dumps(word)}`" for word in schema["examples"]
-        )
-    if sender == "server" or kind not in {"string", "integer", "number"}:
-        return kind
-    return f"{kind}{_limits(schema)}"
-
-
-def _limits(schema: Json) -> str:
-    if "maxLength" in schema:
-        if schema["maxLength"] == 0:
-            return ", empty"
-        low = f"{schema['minLength']} to" if "minLength" in schema else "up to"
-        return f", {low} {schema['maxLength']} characters"
-    high = schema.get("maximum")
-    if "exclusiveMinimum" in schema:
-        return f", above {schema['exclusiveMinimum']:.10g} up to {high:.10g}"
-    if "minimum" in schema:
-        low = schema["minimum"]
-        return f", {low:.10g} and more" if high is None else f", {low:.10g} to {high:.16g}"
-    return ""
-
-
-# -- the protocol reference ------------------------------------------------------------------------
-
-
-VERDICTS: Final[Mapping[str, str]] = {"accept": "taken", "keep": "kept for its turn"}
-"""The words for the reception table's verdicts; the others are error codes."""
-TITLES: Final[Mapping[SessionKind, str]] = {
-    SessionKind.DUPLEX: "Full duplex",
-    SessionKind.CHAT: "Chat",
-    SessionKind.REQUEST: "One request",
-    SessionKind.TRANSCRIPTION: "Transcription",
+GATES: Final[Mapping[SessionKind, tuple[Gate, ...]]] = {
+    SessionKind.DUPLEX: (
+        *(Gate.WAITING, Gate.KEPT, Gate.CONNECTED, Gate.OPENING, Gate.ACTIVE, Gate.PAUSED),
+    ),
+    SessionKind.CHAT: (Gate.WAITING, Gate.KEPT, Gate.CONNECTED, Gate.ACTIVE, Gate.TURN),
+    SessionKind.REQUEST: (Gate.CONNECTED, Gate.TURN),
+    SessionKind.TRANSCRIPTION: (Gate.QUEUED, Gate.UNCHOSEN, Gate.TRANSCRIBING),
 }
-
-HEAD: Final = """# The wire protocols
-
-For authors of clients: every message, field, limit, state and error of each dialect. Generated by
-`antiphon dev schema --format markdown`; do not edit. `--format json`, or `yaml`, prints the same as
-AsyncAPI 3, with an example of each message; `fixtures/wire/` has whole conversations, and
-[states.md](states.md) a diagram for each kind of session.
-"""
+"""The gates that judge a client's messages; CLOSED receives nothing."""
 
 
-def reference() -> str:
-    """Write the whole page."""
-    objects = shared_objects(each for name in MODES_OF for each in describe(name))
-    parts = [HEAD, _endpoints(), "## What holds everywhere\n", _list(RULES), "## Sessions\n"]
-    for session_kind, text in SESSION_KINDS.items():
-        parts.append(f"### {TITLES[session_kind]}\n\n{text}\n")
-    parts.append("## Fields in many messages\n\nMessages name these, and say no more about them.\n")
-    parts.append(_list([_field(attrs.evolve(row, name=_code(row.name))) for row in _usual()]))
-    written: dict[str, str] = {}
-    for name in (name for channel in CHANNELS for name in channel.dialects):
-        parts += _dialect(name, objects, written)
-    parts.append(
-        "## Objects\n\nOf several messages, by sender and the first dialect that has them.\n"
-    )
-    for title, sender, schema in objects.values():
-        parts += [f"### {title}\n", *_list_of(rows(schema, sender=sender, objects=objects))]
-    return "\n".join([*parts, *_codes()])
+def asyncapi() -> Json:
+    """Make the document: only JSON values, in an order that reads well."""
+    described = {name: describe(name) for name in MODES_OF}
+    settings = Settings()
+    return {
+        "asyncapi": ASYNCAPI,
+        "info": {
+            "title": "Antiphon",
+            "version": version("antiphon"),
+            "description": "\n".join(f"- {rule}" for rule in RULES),
+            "license": {"name": "Apache-2.0"},
+        },
+        "defaultContentType": "application/json",
+        "servers": {
+            "local": {
+                "host": f"{settings.host}:{settings.port}",
+                "protocol": "ws",
+                "description": "A server started by `antiphon serve`.",
+            }
+        },
+        "channels": {channel.name: _channel(channel, described) for channel in CHANNELS},
+        "operations": dict(_operations(described)),
+        "components": {
+            "messages": {
+                message_key(message): _message(message)
+                for messages in described.values()
+                for message in messages
+            }
+        },
+        "x-antiphon-states": {
+            name: {
+                session_kind.value: states(messages, session_kind)
+                for session_kind in session_kinds(name)
+            }
+            for name, messages in described.items()
+        },
+        "x-antiphon-error-codes": error_codes(),
+        "x-antiphon-close-codes": {str(code): text for code, text in errors.CLOSE_MEANINGS.items()},
+    }
 
 
-def _list(lines: Sequence[str]) -> str:
-    return "".join(f"- {line}\n" for line in lines)
-
-
-def _table(head: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> str:
-    written = [head, ("---",) * len(head), *lines]
-    cells = ([cell.replace("|", "\\|") for cell in line] for line in written)
-    return "".join(f"| {' | '.join(line)} |\n" for line in cells)
-
-
-def _code(words: object) -> str:
-    return f"`{words}`"
-
-
-def _endpoints() -> str:
-    lines = []
-    for channel in CHANNELS:
-        asked = [f"{key}={schema.get('const', '')}" for key, schema in channel.query.items()]
-        query = f"?{'&'.join(asked)}" if asked else ""
-        for name in channel.dialects:
-            modes = ", ".join(map(_code, MODES_OF[name]))
-            inits = (message for message in describe(name) if message.request == "init")
-            lines.append(
-                (
-                    f"[`{name}`](#{name})",
-                    _code(channel.address + query),
-                    modes,
-                    _first(next(inits, None)),
-                    DIALECTS[name],
-                )
-            )
-    notes = [f"{', '.join(map(_code, channel.dialects))}: {channel.says}" for channel in CHANNELS]
-    head = ("dialect", "endpoint", "modes", "first message", "purpose")
-    return "\n".join(["## Where to connect\n", _table(head, lines), _list(notes)])
-
-
-def _first(message: Message | None) -> str:
-    if message is None:
-        return "none: the server speaks first"
-    return _code(message.kind) if message.kind else "the request"
-
-
-# -- a dialect ----------------------------------------------------------------------------------
-
-
-def _dialect(name: str, objects: Objects, written: dict[str, str]) -> Iterator[str]:
-    messages = describe(name)
-    yield f"## `{name}`\n"
-    for session_kind in session_kinds(name):
-        title = TITLES[session_kind]
-        yield f"### {title}: states (`{name}`)\n\nSee [{title}](#{anchor(title)}).\n"
-        yield from _session_kind(messages, session_kind)
-    for sender, title in (("client", "Sent by the client"), ("server", "Sent by the server")):
-        heading = f"{title} (`{name}`)"
-        yield f"### {heading}\n"
-        own = [message for message in messages if message.sender == sender]
-        yield from _messages(own, objects, written, f"[`{name}`](#{anchor(heading)})")
-
-
-def _messages(
-    messages: Sequence[Message], objects: Objects, written: dict[str, str], here: str
-) -> Iterator[str]:
-    """Write messages; those with the same fields together, and a repeated one as a link.
-
-    `written` has the headings of those before, by their text, and gets these; `here` links to them.
-    """
-    groups: dict[str, list[tuple[str, str]]] = {}
-    repeated: dict[str, list[str]] = {}
-    for message in messages:
-        text = "\n".join(_fields_of(message, objects))
-        whole = f"{message.sender}{message.kind}{message.description}{text}"
-        if whole in written and text:
-            repeated.setdefault(written[whole], []).append(_heading(message))
-            continue
-        written[whole] = here
-        groups.setdefault(text, []).append((_heading(message), message.description))
-    for text, group in groups.items():
-        if len(group) == 1 or len({says for _, says in group}) == 1:
-            yield f"#### {', '.join(title for title, _ in group)}\n\n{group[0][1]}\n"
-        else:
-            heading = ", ".join(title for title, _ in group) if text else "Without fields"
-            yield f"#### {heading}\n\n{' '.join(f'{title}: {says}' for title, says in group)}\n"
-        if text:
-            yield text
-    for there, names in repeated.items():
-        yield f"As in {there}: {', '.join(names)}.\n"
-
-
-def _heading(message: Message) -> str:
-    title = _code(message.kind) if message.kind else "The request"
+def message_key(message: Message) -> str:
+    """Name a message: by its dialect and type, and by its kind of session where another differs."""
+    kind = message.kind or "request"
     if len(session_kinds(message.dialect)) == len(message.session_kinds):
-        return title
-    return f"{title} ({TITLES[message.session_kinds[0]].lower()})"
+        return f"{message.dialect}.{kind}"
+    return f"{message.dialect}.{message.session_kinds[0]}.{kind}"
 
 
-def _session_kind(messages: tuple[Message, ...], session_kind: SessionKind) -> Iterator[str]:
-    reception = states(messages, session_kind)["reception"]
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for name in next(iter(reception.values())):
-        verdicts = tuple(_verdict(reception[gate][name]) for gate in reception)
-        alike.setdefault(verdicts, []).append(_code(name))
-    table = [(", ".join(names), *verdicts) for verdicts, names in alike.items()]
-    yield "What the server does with a message:\n\n" + _table(("message", *reception), table)
+def error_codes() -> Json:
+    """Describe each error code: its meaning, the peer at fault, and the close that follows."""
+    return {
+        code.value: {
+            "meaning": text,
+            "type": errors.error_type(code),
+            "close": errors.close_code(code),
+        }
+        for code, text in errors.MEANINGS.items()
+    }
 
 
-def _verdict(word: str) -> str:
-    return VERDICTS.get(word) or _code(word)
+def states(messages: tuple[Message, ...], session_kind: SessionKind) -> Json:
+    """Describe a kind of session in the words of a dialect, whose messages are given.
+
+    Returns `begins`, `transitions` and `reception`.
+    """
+    frames = senders(messages, session_kind)
+    return {
+        "begins": BEGINNINGS[session_kind].value,
+        "transitions": [
+            {"from": state.value, "on": names, "to": target.value}
+            for state, target, names in _moves(frames, session_kind)
+        ],
+        "reception": {
+            gate.value: {
+                message.kind or "request": str(RECEPTION[gate][message.request])
+                for message in messages
+                if message.request is not None and session_kind in message.session_kinds
+            }
+            for gate in _gates(messages, session_kind)
+        },
+    }
 
 
-# -- a message ----------------------------------------------------------------------------------
+def _gates(messages: tuple[Message, ...], session_kind: SessionKind) -> tuple[Gate, ...]:
+    requests = {message.request for message in messages}
+    if {Request.UPDATE, Request.CREATE_ITEM} <= requests:
+        return (Gate.OPEN,)
+    gates = [it for it in GATES[session_kind] if it is not Gate.PAUSED or "pause" in requests]
+    if Request.HEARTBEAT in requests:
+        gates[gates.index(Gate.ACTIVE)] = Gate.STEERED
+    return tuple(gates)
 
 
-def _fields_of(message: Message, objects: Objects) -> Iterator[str]:
-    """Write a message's fields, and the client's nested ones as an example too."""
-    kinds = message.schema.get("oneOf")
-    if kinds:
-        yield from _kinds(message, objects)
-        return
-    fields = list(rows(message.schema, sender=message.sender, objects=objects))
-    yield from _list_of(fields)
-    if message.sender == "client" and any("." in row.name for row in fields):
-        yield _example(example(message.schema))
+WITHOUT_A_FRAME: Final[Mapping[str, str]] = {
+    "ConnectionEnded": "the connection ends",
+    "ModelChosen": "a model is chosen",
+}
+"""The words for triggers that are not messages."""
 
 
-def _kinds(message: Message, objects: Objects) -> Iterator[str]:
-    """Write the common part of all kinds once, and then each kind's own."""
-    tag, kinds = message.schema["x-antiphon-tag"], message.schema["oneOf"]
-    words = [_code(kind["properties"][tag]["const"]) for kind in kinds]
-    fields = [list(rows(kind, sender=message.sender, objects=objects)) for kind in kinds]
-    shared = [row for row in fields[0] if all(row in others for others in fields)]
-    yield f"`{tag}` is the kind: {', '.join(words)}. All have:\n"
-    yield from _list_of(shared)
-    for word, kind, own in zip(words, kinds, fields, strict=True):
-        yield f"{word}: {kind.get('description', '')}\n"
-        yield from _list_of(row for row in own if row not in shared and row.name != tag)
+def _moves(
+    frames: Mapping[type, tuple[str, ...]], session_kind: SessionKind
+) -> Iterator[tuple[State, State, list[str]]]:
+    """Group the transitions by their target, with the types of frames that make them."""
+    for state, row in TRANSITIONS[session_kind].items():
+        for target in dict.fromkeys(row.values()):
+            names: list[str] = []
+            for trigger, leads_to in row.items():
+                if leads_to is target:
+                    silent = WITHOUT_A_FRAME.get(trigger.__name__)
+                    if trigger is QueueDone and not frames[trigger]:
+                        silent = "a slot is assigned"  # `openai` has no frame for it
+                    names += frames[trigger] if silent is None else [silent]
+            if names:
+                yield state, target, list(dict.fromkeys(names))
 
 
-def _list_of(fields: Iterable[Row]) -> Iterator[str]:
-    """Write an object's fields as a list; those that many messages have by their names, at last."""
-    others: list[Row] = []
-    known: list[Row] = []
-    for row in fields:
-        (known if row in _usual() else others).append(row)
-    lines = [_field(row) for row in joined(others)]
-    if known:
-        lines.append(f"{'also ' if lines else ''}{', '.join(_code(row.name) for row in known)}")
-    if lines:
-        yield _list(lines)
+# -- parts of the document ----------------------------------------------------------------------
 
 
-def _field(row: Row) -> str:
-    return f"{row.name} ({row.type}){f': {row.meaning}' if row.meaning else ''}"
+def _channel(channel: Channel, described: Mapping[str, tuple[Message, ...]]) -> Json:
+    modes = list(dict.fromkeys(mode for name in channel.dialects for mode in MODES_OF[name]))
+    made: Json = {
+        "address": channel.address,
+        "title": " and ".join(channel.dialects),
+        "description": channel.says,
+        "messages": {
+            message_key(message): {"$ref": f"#/components/messages/{message_key(message)}"}
+            for name in channel.dialects
+            for message in described[name]
+        },
+    }
+    binding: Json = {"method": "GET"}
+    if "{" in channel.address:
+        made["parameters"] = {"session_id": {"description": "The client's own label."}}
+    if channel.name == "realtime":
+        mode = {"type": "string", "enum": modes, "default": Settings().default_mode}
+        binding["query"] = {"type": "object", "properties": {"mode": mode}}
+    if channel.query:
+        binding["query"] = {"type": "object", "properties": dict(channel.query)}
+    made["bindings"] = {"ws": {**binding, "bindingVersion": BINDING_VERSION}}
+    return made
 
 
-USUAL_MIN: Final = 5
-"""A field that so many messages have is described once."""
+def _operations(described: Mapping[str, tuple[Message, ...]]) -> Iterator[tuple[str, Json]]:
+    for channel in CHANNELS:
+        for name in channel.dialects:
+            for session_kind in session_kinds(name):
+                for sender, action in (("client", "receive"), ("server", "send")):
+                    keys = [
+                        message_key(message)
+                        for message in described[name]
+                        if message.sender == sender and session_kind in message.session_kinds
+                    ]
+                    place = f"#/channels/{channel.name}"
+                    yield (
+                        f"{name}-{session_kind}-{action}",
+                        {
+                            "action": action,
+                            "channel": {"$ref": place},
+                            "title": f"{name}, {session_kind}: what the {sender} says",
+                            "description": f"{DIALECTS[name]} {SESSION_KINDS[session_kind]}",
+                            "messages": [{"$ref": f"{place}/messages/{key}"} for key in keys],
+                        },
+                    )
 
 
-@cache
-def _usual() -> tuple[Row, ...]:
-    """Find the fields that many messages have, of each name the most frequent kind."""
-    count = Counter(
-        row
-        for name in MODES_OF
-        for message in describe(name)
-        for kind in message.schema.get("oneOf", [message.schema])
-        for row in rows(kind, sender=message.sender, objects={})
-        if "." not in row.name and "object" not in row.type
-    )
-    found: dict[str, Row] = {}
-    for row, times in count.most_common():
-        if times >= USUAL_MIN and row.meaning:
-            found.setdefault(row.name, row)
-    return tuple(found[name] for name in sorted(found))
-
-
-def _example(body: Json) -> str:
-    """Write a body with a line for each of its fields, so that long ones do not hide the others."""
-    lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in body.items()]
-    return "```json\n{\n" + ",\n".join(lines) + "\n}\n```\n"
-
-
-# -- codes --------------------------------------------------------------------------------------
-
-
-def _ends() -> str:
-    names = [name for name in MODES_OF if SessionKind.REQUEST not in session_kinds(name)]
-    lines = [
-        (
-            *(_ending(name, reason) for name in names),
-            _close(reason),
-            text,
-        )
-        for reason, text in ENDS.items()
-    ]
-    return _table((*map(_code, names), "close", "meaning"), lines)
-
-
-def _close(reason: EndReason) -> str:
-    codes = END_CLOSES.get(reason, (CLOSE_CODES.get(reason, CLOSE_NORMAL),))
-    return ", ".join(map(str, codes))
-
-
-def _ending(name: str, reason: EndReason) -> str:
-    try:
-        frames = DIALECTS_SERVED[name].encode(Closed(session_id="", reason=reason))
-    except LocalProtocolError:
-        return ""
-    bodies = [json.loads(frame) for frame in frames]
-    words = [body.get("reason") or body.get("code") for body in bodies]
-    return ", ".join(
-        f"`{body['type']}`" + (f": `{word}`" if word else "")
-        for body, word in zip(bodies, words, strict=True)
-    )
-
-
-def _codes() -> Iterator[str]:
-    errors: list[tuple[str, ...]] = []
-    for code, meaning in MEANINGS.items():
-        closes = close_code(code)
-        after = "stays" if closes is None else f"closes with {closes}"
-        errors.append((_code(code), error_type(code), after, meaning))
-    yield "## Error codes\n"
-    yield (
-        "An `error` has one of these codes. Where the connection stays, the client can go on; in "
-        "`legacy-chat` every error ends it. Those from `model_not_validated` on are a "
-        "transcription's; what is beyond repair elsewhere is such an error there.\n"
-    )
-    yield _table(("code", "type", "connection", "meaning"), errors)
-    yield "## How a session ends\n"
-    yield (
-        "A session that was set up gets the reason of its end, in the words of its dialect; an end "
-        "without words does not occur in that dialect. `legacy-chat` ends without a message. "
-        "Before a session is set up, only the close code and its reason say why it ends.\n"
-    )
-    yield _ends()
-    yield "## Close codes\n"
-    yield (
-        "The server closes the WebSocket with one of these. The reason next to it is a "
-        "word such as `stopped`, `timeout` or an error code, or says what is wrong with a frame.\n"
-    )
-    yield _table(("code", "meaning"), [(str(code), text) for code, text in CLOSE_MEANINGS.items()])
+def _message(message: Message) -> Json:
+    made: Json = {
+        "name": message.kind or "request",
+        "title": f"{message.kind or 'request'} ({message.dialect})",
+        "summary": message.description,
+        "payload": message.schema,
+        "x-antiphon-canonical": [cls.__name__ for cls in message.canonical],
+        "x-antiphon-session-kinds": [session_kind.value for session_kind in message.session_kinds],
+    }
+    if message.examples:
+        made["examples"] = [{"payload": dict(body)} for body in message.examples]
+    return made
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -550,11 +347,7 @@ def _as_yaml() -> str:
     return text
 
 
-FORMATS: Final[Mapping[str, Callable[[], str]]] = {
-    "json": _as_json,
-    "yaml": _as_yaml,
-    "markdown": reference,
-}
+FORMATS: Final[Mapping[str, Callable[[], str]]] = {"json": _as_json, "yaml": _as_yaml}
 
 
 @click.command("schema")
@@ -564,7 +357,7 @@ FORMATS: Final[Mapping[str, Callable[[], str]]] = {
     type=click.Choice(list(FORMATS)),
     default="json",
     show_default=True,
-    help="json and yaml: an AsyncAPI 3 document, for tools. markdown: a reference, for people.",
+    help="The format of the AsyncAPI 3 document.",
 )
 @click.option(
     "--output",
@@ -581,7 +374,6 @@ def schema_command(*, form: str, output: Path | None) -> None:
     Examples:
       antiphon dev schema --output antiphon.json
       antiphon dev schema --format yaml | less
-      antiphon dev schema --format markdown --output docs/protocol.md
     """  # noqa: D301 - click takes a backspace to keep the lines
     text = FORMATS[form]()
     if output is None:

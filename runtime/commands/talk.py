@@ -5,12 +5,11 @@ it (`talk_session`), and writes the reply. Ctrl-C ends it politely if the server
 second one at once. The reply so far is written if the file is new; an existing reply is replaced
 only after a conversation that came to its end.
 
-`LineView` writes one line for each event; on a terminal a `StatePanel` is kept below them with the
-state, the latencies and the KV cache. `JsonView` writes one object a line, without the audio.
+`LineView` writes one line for each event, `JsonView` one object a line, without the audio.
 
 With `--mic` it records and plays by sounddevice (PortAudio); else it plays nothing. PortAudio calls
 from a thread of its own, so both directions have a buffer with a lock. Sound that waits in the
-microphone's longer than `HEARD_S_MAX` is dropped: a conversation is about now. There is no echo
+microphone's longer than `CAPTURED_S_MAX` is dropped: a conversation is about now. There is no echo
 cancellation.
 """
 
@@ -20,7 +19,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -30,27 +29,11 @@ from typing import Any, Final, Self, TypeAlias
 import anyio
 import attrs
 import click
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
+from protocol.values import messages as ms
 from protocol.values.live import UserWords
-from protocol.values.messages import (
-    Closed,
-    Created,
-    ErrorReport,
-    GoingAway,
-    Interrupted,
-    Listen,
-    Queued,
-    QueueDone,
-    QueueUpdate,
-    ServerMessage,
-    Speech,
-)
 from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, UNIT_BYTES
 from protocol.values.modes import Mode
 from protocol.wire.media import check_frame
@@ -64,14 +47,6 @@ from .interrupts import run
 from .talk_session import Happening, Observer, Plan, Tally, cut_units, talk
 
 # -- views -----------------------------------------------------------------------------------------
-
-
-CONTEXT_TOKENS: Final = 8192
-"""The context of the models that are served (000, `context_full`); no message tells it."""
-REFRESHES_A_SECOND: Final = 8
-"""Enough for a clock of tenths to look alive."""
-TEXT_CHARS_SHOWN: Final = 400
-"""Of the current turn's end: a few lines of a panel."""
 
 
 def printable(text: str) -> str:
@@ -93,29 +68,29 @@ class LineView(Observer):
             self._write(at_s, "you", "(speaking)" if has_sound else "(silent)", style="cyan")
         self._had_sound = has_sound
 
-    def heard(self, happening: Happening) -> None:
+    def received(self, happening: Happening) -> None:
         """Write a server's message."""
         message, at_s = happening.message, happening.at_s
         match message:
-            case Queued(place=place) | QueueUpdate(place=place):
+            case ms.Queued(place=place) | ms.QueueUpdate(place=place):
                 self._write(at_s, "queue", terminal.show_place(place))
-            case Created():
+            case ms.Created():
                 text = f"{message.session_id}, {terminal.show_recording(message)}"
                 self._write(at_s, "session", printable(text))
-            case Listen() if self._listens:
+            case ms.Listen() if self._listens:
                 self._write(at_s, "model", "(listens)", _cost(happening), style="dim")
-            case Speech() if message.text or not message.pcm:
+            case ms.Speech() if message.text or not message.pcm:
                 text = printable(message.text).strip() or "(speaks)"
                 self._write(at_s, "model", text, _cost(happening), style="bold green")
             case UserWords(text=text):
                 self._write(at_s, "you", printable(text).strip(), style="cyan")
-            case GoingAway(seconds_left=seconds_left):
+            case ms.GoingAway(seconds_left=seconds_left):
                 text = f"the server shuts down in {seconds_left} s"
                 self._write(at_s, "session", text, style="yellow")
-            case ErrorReport():
+            case ms.ErrorReport():
                 text = printable(f"{message.message} ({message.code})")
                 self._write(at_s, "error", text, style="red")
-            case Closed():
+            case ms.Closed():
                 self._write(at_s, "session", f"closed, {_end_of(message)}")
 
     def connects(self, change: Reconnecting | Reconnected, at_s: float) -> None:
@@ -126,8 +101,8 @@ class LineView(Observer):
         """Write the sums in two lines; a conversation that failed gets its error elsewhere."""
         if summary["session_id"] is None and summary["error"] is not None:
             return
-        said = f"{summary['units_speech']} speaking, {summary['units_listen']} listening"
-        line = f"{summary['units_sent']} s sent: {said}, {summary['units_dropped']} dropped"
+        units = f"{summary['units_speech']} speaking, {summary['units_listen']} listening"
+        line = f"{summary['units_sent']} s sent: {units}, {summary['units_dropped']} dropped"
         times = summary["round_trip_ms"]
         if isinstance(times, dict) and times["median"] is not None:
             line += f"; round trip {times['median']:.0f} ms, at most {times['max']:.0f} ms"
@@ -147,7 +122,7 @@ class LineView(Observer):
 
 
 def _cost(happening: Happening) -> str:
-    assert isinstance(happening.message, Listen | Speech)
+    assert isinstance(happening.message, ms.Listen | ms.Speech)
     metrics = happening.message.metrics
     parts = [f"{metrics.wall_clock_ms:.0f} ms"]
     if happening.round_trip_ms is not None:
@@ -158,81 +133,8 @@ def _cost(happening: Happening) -> str:
     return ", ".join(parts)
 
 
-def _end_of(closed: Closed) -> str:
+def _end_of(closed: ms.Closed) -> str:
     return printable(closed.client_reason or closed.reason)
-
-
-@attrs.frozen
-class StatePanel:
-    """The state of a conversation, as it is when the panel is drawn.
-
-    `title` names the file and the server, `file_s` is the file's length.
-    """
-
-    tally: Tally
-    title: str
-    file_s: int
-    started_s: float = attrs.field(factory=time.monotonic)
-
-    def shown(self, console: Console) -> Live:
-        """Draw it below what is printed, a few times a second, while the result is entered."""
-        rate = REFRESHES_A_SECOND
-        return Live(self, console=console, refresh_per_second=rate, transient=True)
-
-    def __rich__(self) -> RenderableType:
-        tally = self.tally
-        table = Table.grid(padding=(0, 2))
-        table.add_column(style="dim")
-        table.add_column()
-        table.add_row("model", self._state())
-        table.add_row("unit", self._units())
-        table.add_row("latency", _latency(tally))
-        table.add_row("KV", _gauge(tally.metrics.kv_cache_length))
-        words = printable(tally.turns[-1] if tally.turns else "")[-TEXT_CHARS_SHOWN:]
-        session = tally.created.session_id if tally.created else "no session yet"
-        elapsed_s = time.monotonic() - self.started_s
-        return Panel(
-            Group(table, Text(words, style="green")),
-            title=Text(self.title),
-            subtitle=Text(f"{printable(session)}, {elapsed_s:.1f} s"),
-        )
-
-    def _state(self) -> Text:
-        tally = self.tally
-        if tally.away:
-            return Text("reconnecting", "yellow")
-        if tally.place is not None:
-            return Text(f"in the queue: {terminal.show_place(tally.place)}")
-        if tally.closed is not None:
-            return Text("closed")
-        if tally.created is None:
-            return Text("opening")
-        return Text("● speaking", "bold green") if tally.speaking else Text("○ listening", "cyan")
-
-    def _units(self) -> Text:
-        tally = self.tally
-        text = Text(f"{tally.units_sent} s sent of {self.file_s}, {tally.outcomes} answered")
-        if dropped := tally.metrics.dropped_units:
-            text.append(f", {dropped} dropped", "red")
-        return text
-
-
-def _latency(tally: Tally) -> Text:
-    if not tally.wall_ms:
-        return Text("-")
-    text = f"{tally.wall_ms[-1]:.0f} ms in the server"
-    if tally.round_trips_ms:
-        text += f", {tally.round_trips_ms[-1]:.0f} ms round trip"
-    return Text(text)
-
-
-def _gauge(kv_length: int) -> RenderableType:
-    row = Table.grid(padding=(0, 1))
-    row.add_row(
-        ProgressBar(total=CONTEXT_TOKENS, completed=kv_length, width=24),
-        Text(f"{kv_length} / {CONTEXT_TOKENS}"),
-    )
-    return row
 
 
 class JsonView(Observer):
@@ -244,7 +146,7 @@ class JsonView(Observer):
             {"type": "sent", "at_s": round(at_s, 3), "unit": unit, "has_sound": has_sound}
         )
 
-    def heard(self, happening: Happening) -> None:
+    def received(self, happening: Happening) -> None:
         """Write a server's message."""
         terminal.echo_json(
             {
@@ -266,27 +168,27 @@ class JsonView(Observer):
 View: TypeAlias = LineView | JsonView
 
 
-_TYPES: Final[dict[type[ServerMessage], str]] = {
-    Queued: "queued",
-    QueueUpdate: "queue_update",
-    QueueDone: "queue_done",
-    Created: "created",
-    Listen: "listen",
-    Speech: "speech",
-    GoingAway: "going_away",
+_TYPES: Final[dict[type[ms.ServerMessage], str]] = {
+    ms.Queued: "queued",
+    ms.QueueUpdate: "queue_update",
+    ms.QueueDone: "queue_done",
+    ms.Created: "created",
+    ms.Listen: "listen",
+    ms.Speech: "speech",
+    ms.GoingAway: "going_away",
     UserWords: "user_words",
-    ErrorReport: "error",
-    Closed: "closed",
+    ms.ErrorReport: "error",
+    ms.Closed: "closed",
 }
 
 
 def _fields(happening: Happening) -> dict[str, object]:
     match message := happening.message:
-        case Queued(place=place) | QueueUpdate(place=place):
+        case ms.Queued(place=place) | ms.QueueUpdate(place=place):
             return attrs.asdict(place)
-        case QueueDone():
+        case ms.QueueDone():
             return {}
-        case Listen() | Speech():
+        case ms.Listen() | ms.Speech():
             return {
                 **_speech_fields(message),
                 "unit": happening.unit,
@@ -296,8 +198,8 @@ def _fields(happening: Happening) -> dict[str, object]:
     return attrs.asdict(message)
 
 
-def _speech_fields(message: Listen | Speech) -> dict[str, object]:
-    if isinstance(message, Listen):
+def _speech_fields(message: ms.Listen | ms.Speech) -> dict[str, object]:
+    if isinstance(message, ms.Listen):
         return {}
     samples = len(message.pcm) // SAMPLE_BYTES
     return {
@@ -352,7 +254,7 @@ def _spread(values_ms: list[float]) -> dict[str, float | None]:
 
 BLOCK_MS: Final = 20
 """Of both directions: short, as it adds to the delay of an answer."""
-HEARD_S_MAX: Final = 3
+CAPTURED_S_MAX: Final = 3
 """A server that accepts nothing for longer has lost what was said meanwhile."""
 
 
@@ -365,7 +267,7 @@ class Devices:
     def __init__(self) -> None:
         self._package: Final = _sounddevice()
         self._lock: Final = threading.Lock()
-        self._heard = bytearray()
+        self._captured = bytearray()
         self._played = bytearray()
         self._streams: list[Any] = []
         self._amid_turn = False
@@ -374,7 +276,7 @@ class Devices:
         """Open both."""
         sound = self._package
         try:
-            self._open(sound.RawInputStream, INPUT_RATE_HZ, self._hear)
+            self._open(sound.RawInputStream, INPUT_RATE_HZ, self._capture)
             self._open(sound.RawOutputStream, OUTPUT_RATE_HZ, self._sound)
         except (sound.PortAudioError, ValueError) as error:
             self.__exit__()
@@ -402,34 +304,34 @@ class Devices:
     def forget(self) -> None:
         """Drop what was heard so far."""
         with self._lock:
-            self._heard.clear()
+            self._captured.clear()
 
     def second(self) -> bytes | None:
         """Take the next second, float32 LE, 16 kHz mono; None before it is over."""
         with self._lock:
-            if len(self._heard) < UNIT_BYTES:
+            if len(self._captured) < UNIT_BYTES:
                 return None
-            unit = bytes(self._heard[:UNIT_BYTES])
-            del self._heard[:UNIT_BYTES]
+            unit = bytes(self._captured[:UNIT_BYTES])
+            del self._captured[:UNIT_BYTES]
             return unit
 
-    def _hear(self, data: Any, *_: object) -> None:
+    def _capture(self, data: Any, *_: object) -> None:
         with self._lock:
-            self._heard += bytes(data)
-            del self._heard[: max(0, len(self._heard) - HEARD_S_MAX * UNIT_BYTES)]
+            self._captured += bytes(data)
+            del self._captured[: max(0, len(self._captured) - CAPTURED_S_MAX * UNIT_BYTES)]
 
     # -- the loudspeaker --------------------------------------------------------------------------
 
-    def play(self, message: ServerMessage) -> None:
+    def play(self, message: ms.ServerMessage) -> None:
         """Play the model's sound; a listen during a turn, or an interruption, stops it."""
         match message:
-            case Speech(pcm=pcm, end_of_turn=is_end):
+            case ms.Speech(pcm=pcm, end_of_turn=is_end):
                 self._amid_turn = not is_end
                 with self._lock:
                     self._played += pcm
-            case Interrupted():
+            case ms.Interrupted():
                 self._stop()
-            case Listen() if self._amid_turn:
+            case ms.Listen() if self._amid_turn:
                 self._stop()
 
     def _stop(self) -> None:
@@ -456,10 +358,10 @@ class PlayingObserver(Observer):
         """Pass it on."""
         self._observer.sent(unit, at_s, has_sound=has_sound)
 
-    def heard(self, happening: Happening) -> None:
+    def received(self, happening: Happening) -> None:
         """Play its sound, and pass it on."""
         self._devices.play(happening.message)
-        self._observer.heard(happening)
+        self._observer.received(happening)
 
     def connects(self, change: Reconnecting | Reconnected, at_s: float) -> None:
         """Pass it on."""
@@ -580,12 +482,11 @@ def talk_command(
     reply = reply if file is None else reply or Path(f"{file.stem}.reply.wav")
     _check(file, reply)
     tally = Tally()
-    panel = StatePanel(tally, "" if file is None else f"{file.name} to {url}", len(plan.units))
-    view, panel_shown = _choose_view(panel, as_json=as_json, is_file=file is not None)
+    view = _choose_view(as_json=as_json, is_file=file is not None)
     started_s = time.monotonic()
-    heard = view if devices is None else PlayingObserver(view, devices)
-    talking = partial(_talk, url, plan, heard, mode=mode, dialect=dialect, key=key, tally=tally)
-    with devices or nullcontext(), panel_shown:
+    observer = view if devices is None else PlayingObserver(view, devices)
+    talking = partial(_talk, url, plan, observer, mode=mode, dialect=dialect, key=key, tally=tally)
+    with devices or nullcontext():
         is_interrupted = run(talking)
     if is_interrupted and mic:  # which is how it ends
         is_interrupted, tally.failure = False, None
@@ -627,19 +528,12 @@ def _check(file: Path | None, reply: Path | None) -> None:
         raise terminal.UnusableError(f"--reply: {reply} would be overwritten")
 
 
-def _choose_view(
-    panel: StatePanel, *, as_json: bool, is_file: bool
-) -> tuple[View, AbstractContextManager[object]]:
-    """Choose how a conversation is shown, and what is kept on the terminal meanwhile."""
+def _choose_view(*, as_json: bool, is_file: bool) -> View:
     if as_json:
-        return JsonView(), nullcontext()
-    console = Console()
+        return JsonView()
     if not is_file:
-        console.print("Speak; Ctrl-C ends the session. Use headphones, or the model hears itself.")
-        return LineView(console, listens=False), nullcontext()
-    if not console.is_terminal:
-        return LineView(console), nullcontext()
-    return LineView(console, listens=False), panel.shown(console)
+        click.echo("Speak; Ctrl-C ends the session. Use headphones, or the model hears itself.")
+    return LineView(Console(), listens=is_file)
 
 
 async def _talk(

@@ -31,20 +31,8 @@ import anyio
 import attrs
 import numpy as np
 
+from protocol.values import messages as ms
 from protocol.values.errors import CLIENT_ERRORS, ErrorCode
-from protocol.values.messages import (
-    Closed,
-    Created,
-    ErrorReport,
-    Listen,
-    Metrics,
-    Queued,
-    QueueDone,
-    QueuePlace,
-    QueueUpdate,
-    ServerMessage,
-    Speech,
-)
 from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, UNIT_BYTES
 from protocol.values.modes import Mode
 from protocol.values.requests import Append, Init
@@ -72,13 +60,13 @@ class Happening:
     """
 
     at_s: float
-    message: ServerMessage
+    message: ms.ServerMessage
     unit: int | None = None
     round_trip_ms: float | None = None
 
 
-def _no_metrics() -> Metrics:
-    return Metrics(kv_cache_length=0, recording="off")
+def _no_metrics() -> ms.Metrics:
+    return ms.Metrics(kv_cache_length=0, recording="off")
 
 
 @attrs.define
@@ -86,9 +74,7 @@ class Tally:
     """The sums of one conversation.
 
     Attributes:
-        place: in the queue; None outside the queue.
         created: the server's message on the session; None before it came.
-        speaking: whether the model spoke last.
         turns: the model's words, a text for each turn.
         pcm: its voice so far, float32 LE, 24 kHz mono.
         outcomes: units that were answered, failed ones included.
@@ -102,9 +88,7 @@ class Tally:
         failure: why the conversation did not end well, in one line.
     """
 
-    place: QueuePlace | None = None
-    created: Created | None = None
-    speaking: bool = False
+    created: ms.Created | None = None
     turns: list[str] = attrs.field(factory=list)
     pcm: bytearray = attrs.field(factory=bytearray)
     outcomes: int = 0
@@ -112,17 +96,17 @@ class Tally:
     speeches: int = 0
     last_listen: int = -1
     last_speech: int = -1
-    metrics: Metrics = attrs.field(factory=_no_metrics)
+    metrics: ms.Metrics = attrs.field(factory=_no_metrics)
     wall_ms: list[float] = attrs.field(factory=list)
     round_trips_ms: list[float] = attrs.field(factory=list)
-    errors: list[ErrorReport] = attrs.field(factory=list)
-    closed: Closed | None = None
+    errors: list[ms.ErrorReport] = attrs.field(factory=list)
+    closed: ms.Closed | None = None
     away: bool = False
     away_s: float = 0.0
     reconnects: int = 0
     failure: str | None = None
     _sent_at_s: list[float] = attrs.field(factory=list)
-    _previous: ServerMessage | None = None
+    _previous: ms.ServerMessage | None = None
     _previous_unit: int = -1
     _in_turn: bool = False
 
@@ -157,31 +141,26 @@ class Tally:
         """Take note that a second of input goes out."""
         self._sent_at_s.append(at_s)
 
-    def heard(self, message: ServerMessage, at_s: float) -> Happening:
+    def received(self, message: ms.ServerMessage, at_s: float) -> Happening:
         """Add a message that came `at_s` seconds after the conversation began."""
         unit = round_trip_ms = None
         match message:
-            case Queued(place=place) | QueueUpdate(place=place):
-                self.place = place
-            case QueueDone():
-                self.place = None
-            case Created():
+            case ms.Created():
                 self.created = message
-            case Listen() | Speech():
+            case ms.Listen() | ms.Speech():
                 unit, round_trip_ms = self._add_unit(message, at_s)
-            case ErrorReport():
+            case ms.ErrorReport():
                 self._add_error(message)
-            case Closed():
+            case ms.Closed():
                 self.closed = message
         self._previous = message
         return Happening(at_s=at_s, message=message, unit=unit, round_trip_ms=round_trip_ms)
 
-    def _add_unit(self, message: Listen | Speech, at_s: float) -> tuple[int, float | None]:
+    def _add_unit(self, message: ms.Listen | ms.Speech, at_s: float) -> tuple[int, float | None]:
         is_new, unit = self._unit_of(message)
         self._previous_unit = unit
         self.metrics = message.metrics
-        self.speaking = isinstance(message, Speech)
-        if isinstance(message, Speech):
+        if isinstance(message, ms.Speech):
             self.last_speech = unit
             self._add_speech(message)
         else:
@@ -190,37 +169,39 @@ class Tally:
         round_trip_ms = self._round_trip_ms(message, unit, at_s)
         if is_new:
             self.outcomes += 1
-            self.listens += not self.speaking
-            self.speeches += self.speaking
+            self.listens += isinstance(message, ms.Listen)
+            self.speeches += isinstance(message, ms.Speech)
             self.wall_ms.append(message.metrics.wall_clock_ms)
             if round_trip_ms is not None:
                 self.round_trips_ms.append(round_trip_ms)
         return unit, round_trip_ms
 
-    def _unit_of(self, message: Listen | Speech) -> tuple[bool, int]:
+    def _unit_of(self, message: ms.Listen | ms.Speech) -> tuple[bool, int]:
         """Return whether a unit is new, and its number."""
         number = message.input_id.removeprefix(UNIT_ID)
         if message.input_id != number and number.isdecimal():
             return int(number) != self._previous_unit, int(number)
-        text_before = isinstance(self._previous, Speech) and not self._previous.pcm
-        if text_before and isinstance(message, Speech) and message.pcm and not message.text:
+        text_before = isinstance(self._previous, ms.Speech) and not self._previous.pcm
+        if text_before and isinstance(message, ms.Speech) and message.pcm and not message.text:
             return False, self._previous_unit
         return True, self.outcomes + message.metrics.dropped_units
 
-    def _round_trip_ms(self, message: Listen | Speech, unit: int, at_s: float) -> float | None:
+    def _round_trip_ms(
+        self, message: ms.Listen | ms.Speech, unit: int, at_s: float
+    ) -> float | None:
         is_named = message.input_id.startswith(UNIT_ID)
         if unit >= self.units_sent or not (is_named or message.metrics.dropped_units == 0):
             return None
         return round((at_s - self._sent_at_s[unit]) * 1000, 3)
 
-    def _add_speech(self, speech: Speech) -> None:
+    def _add_speech(self, speech: ms.Speech) -> None:
         if not self._in_turn:
             self.turns.append("")
         self.turns[-1] += speech.text
         self.pcm += speech.pcm
         self._in_turn = not speech.end_of_turn
 
-    def _add_error(self, report: ErrorReport) -> None:
+    def _add_error(self, report: ms.ErrorReport) -> None:
         self.errors.append(report)
         self.outcomes += report.code is ErrorCode.INFERENCE_ERROR
 
@@ -287,7 +268,7 @@ class Observer(Protocol):
     def sent(self, unit: int, at_s: float, *, has_sound: bool) -> None:
         """Take note that a second of input is being sent."""
 
-    def heard(self, happening: Happening) -> None:
+    def received(self, happening: Happening) -> None:
         """Take note of a server's message."""
 
     def connects(self, change: Reconnecting | Reconnected, at_s: float) -> None:
@@ -415,13 +396,13 @@ class _Conversation:
 
     async def _receive(self) -> None:
         async for message in self._session:
-            self._observer.heard(self._tally.heard(message, self._clock()))
+            self._observer.received(self._tally.received(message, self._clock()))
             match message:
-                case QueueDone() if self._session.connection.gate is Gate.CONNECTED:
+                case ms.QueueDone() if self._session.connection.gate is Gate.CONNECTED:
                     plan = self._plan
                     init = Init(instructions=plan.instructions, notices=True, record=plan.record)
                     await self._session.init(init)
-                case ErrorReport() if self._session.connection.gate is Gate.CONNECTED:
+                case ms.ErrorReport() if self._session.connection.gate is Gate.CONNECTED:
                     self._stopped = True  # what was refused is our init: there is no other
             self._notify()
 
@@ -442,12 +423,12 @@ class _Conversation:
     async def _send(self) -> None:
         with suppress(SessionClosedError):  # the receiver is told, too, and knows more
             await self._until(lambda: self._session.can_append or self._is_over())
-            await (self._say() if self._plan.microphone is None else self._say_live())
+            await (self._send_file() if self._plan.microphone is None else self._send_live())
             if self._session.connection.gate is not Gate.CLOSED:
                 await self._session.close(CLOSE_REASON)
         self._patience.deadline = anyio.current_time() + CLOSED_WAIT_S
 
-    async def _say(self) -> None:
+    async def _send_file(self) -> None:
         count = len(self._plan.units) + self._plan.silence_s_max
         silence = bytes(UNIT_BYTES)
         started_s = anyio.current_time()
@@ -458,7 +439,7 @@ class _Conversation:
             unit = self._plan.units[number] if number < len(self._plan.units) else silence
             await self._send_second(number, unit)
 
-    async def _say_live(self) -> None:
+    async def _send_live(self) -> None:
         microphone, number = self._plan.microphone, 0
         assert microphone is not None
         microphone.forget()  # what was said while the session was not there yet
@@ -513,10 +494,10 @@ class _Conversation:
         tally = self._tally
         listens_again = tally.last_listen > tally.last_speech
         is_file = self._plan.microphone is None
-        heard_out = tally.last_listen >= len(self._plan.units) - 1
+        has_ended = tally.last_listen >= len(self._plan.units) - 1
         return (
             self._stopped
             or tally.is_hopeless
             or self._session.connection.gate is Gate.CLOSED
-            or (is_file and heard_out and listens_again and self._plan.is_answered(tally))
+            or (is_file and has_ended and listens_again and self._plan.is_answered(tally))
         )

@@ -48,7 +48,7 @@ class TextTranscript(terminal.TextOutput):
 
     def begins(self, created: Created, *, record: bool) -> None:
         """Write that it is recorded, or not as asked."""
-        terminal.tell_recording(created, record=record)
+        terminal.echo_recording(created, record=record)
 
     def receives(self, delta: TranscriptDelta) -> None:
         """Write the words."""
@@ -110,10 +110,7 @@ Shown = TextTranscript | JsonTranscript
 @click.argument("file", type=click.Path(path_type=Path))
 @terminal.url_option
 @terminal.key_option
-@click.option(
-    "--model",
-    help="The model's name [default: the server's own].",
-)
+@click.option("--model", help="The model's name [default: the server's own].")
 @click.option(
     "--realtime", is_flag=True, help="Send in real time, one second of sound each second."
 )

@@ -24,15 +24,7 @@ from protocol.values.errors import LocalProtocolError
 from protocol.values.model import Chunk, Cut, Finalized, Opened, Opening, PastUnit, Turn, Unit
 from recorder.format.errors import RecordInvalid
 
-from ..model.backends.base import (
-    BackendError,
-    BackendGone,
-    BackendInfo,
-    BackendRefused,
-    ContextFull,
-    Emit,
-    ignore,
-)
+from ..model.backends import base
 from .address import WorkerAddress
 from .address import connect as connect_to
 from .calls import DONE
@@ -47,12 +39,12 @@ Made = TypeVar("Made", bound="WorkerBackend")
 
 Request = Ask | Rebuild
 
-_ERRORS: Final[dict[Why, type[BackendError]]] = {
-    "error": BackendError,
-    "context_full": ContextFull,
-    "refused": BackendRefused,
-    "gone": BackendGone,
-    "device_lost": BackendGone,
+_ERRORS: Final[dict[Why, type[base.BackendError]]] = {
+    "error": base.BackendError,
+    "context_full": base.ContextFull,
+    "refused": base.BackendRefused,
+    "gone": base.BackendGone,
+    "device_lost": base.BackendGone,
 }
 
 
@@ -65,7 +57,7 @@ class _Call:
     """A call in flight; `emit` takes the progress of a turn."""
 
     done: anyio.Event = attrs.Factory(anyio.Event)
-    emit: Emit | None = None
+    emit: base.Emit | None = None
     came: ev.Event | Failed | None = None
 
 
@@ -96,12 +88,12 @@ async def greet(
         if stream is not None:
             await anyio.aclose_forcefully(stream)
         if isinstance(error, LinkRefused):
-            raise BackendRefused(f"worker {address}: {error}") from error
+            raise base.BackendRefused(f"worker {address}: {error}") from error
         if isinstance(error, TimeoutError):
             text = f"worker {address} did not greet in {HELLO_WAIT_S:g} s"
-            raise BackendGone(text) from error
+            raise base.BackendGone(text) from error
         if isinstance(error, LinkError | OSError):
-            raise BackendGone(f"worker {address}: {_words(error)}") from error
+            raise base.BackendGone(f"worker {address}: {_words(error)}") from error
         raise
 
 
@@ -112,7 +104,7 @@ def _words(error: Exception) -> str:
 class WorkerBackend:
     """The model of a worker that greeted; `name` is its address, for errors."""
 
-    def __init__(self, wire: Wire, info: BackendInfo, name: str) -> None:
+    def __init__(self, wire: Wire, info: base.BackendInfo, name: str) -> None:
         self._info = info
         self._name = name
         self._numbers = itertools.count(1)
@@ -121,7 +113,7 @@ class WorkerBackend:
         self._link = Link(wire, self._received, self._lost)
 
     @property
-    def info(self) -> BackendInfo:
+    def info(self) -> base.BackendInfo:
         """The worker's metadata."""
         return self._info
 
@@ -173,7 +165,7 @@ class WorkerBackend:
         message: Request,
         kind: type[Done],
         index: int | None = None,
-        emit: Emit | None = None,
+        emit: base.Emit | None = None,
     ) -> Done:
         """Begin a call and wait until it is done; raises the error that the worker reports.
 
@@ -208,7 +200,7 @@ class WorkerBackend:
         except LinkError:
             raise self._gone() from None
         except RecordInvalid as error:
-            raise BackendRefused(f"too large for one message: {error}") from error
+            raise base.BackendRefused(f"too large for one message: {error}") from error
 
     # -- inside ---------------------------------------------------------------------------------
 
@@ -253,8 +245,8 @@ class WorkerBackend:
         for call in calls.values():
             call.done.set()
 
-    def _gone(self) -> BackendGone:
-        return BackendGone(f"worker {self._name}: {self._link.reason}")
+    def _gone(self) -> base.BackendGone:
+        return base.BackendGone(f"worker {self._name}: {self._link.reason}")
 
     def _failure(self, failed: Failed) -> Exception:
         text = failed.text[:TEXT_CHARS_MAX]
@@ -293,7 +285,7 @@ class WorkerSession:
     _is_cut: bool = False
 
     async def run(
-        self, call: Unit | Turn | Chunk, cut: Cut | None = None, *, emit: Emit = ignore
+        self, call: Unit | Turn | Chunk, cut: Cut | None = None, *, emit: base.Emit = base.ignore
     ) -> Any:
         """Compute a unit, a turn or a chunk."""
         effect: ef.StartUnit | ef.StartTurn | ef.RunChunk
@@ -303,7 +295,7 @@ class WorkerSession:
             case Turn():
                 effect = ef.StartTurn(lease=self.session, turn=call)
                 if self._is_cut:
-                    raise BackendError("the turn was cut")
+                    raise base.BackendError("the turn was cut")
             case Chunk():
                 effect = ef.RunChunk(lease=self.session, chunk=call)
         self.is_held = True
@@ -323,7 +315,7 @@ class WorkerSession:
         if asked is None:
             return
         message = Ask(call=asked.call, session=self.session, effect=ef.Interrupt(index=index))
-        with suppress(BackendGone):
+        with suppress(base.BackendGone):
             match asked.effect:
                 case ef.StartUnit(unit=unit) if unit.index == index:
                     self.backend.send(message)
@@ -355,7 +347,7 @@ class WorkerSession:
     async def release(self) -> None:
         """Free everything at the worker, if it holds anything."""
         if self.is_held:
-            with suppress(BackendGone):
+            with suppress(base.BackendGone):
                 effect = ef.Release(lease=self.session)
                 await self.backend.ask(self._asked(effect), ev.BackendReleased)
 

@@ -20,18 +20,7 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.model import Cut, Prefill, Silent
 
-from ..model.backends.base import (
-    Backend,
-    BackendError,
-    BackendGone,
-    BackendSession,
-    CallsTools,
-    Chats,
-    ModelSession,
-    Piece,
-    Transcribes,
-    require_tools,
-)
+from ..model.backends import base
 
 OPENED_BY: Final[Mapping[type[ef.Effect], type[ef.Effect]]] = {
     ef.OpenBackend: ef.OpenBackend,
@@ -51,7 +40,7 @@ DONE: Final[Mapping[type[ef.Effect], type[ev.UnitDone | ev.TurnDone | ev.ChunkDo
 
 
 def failure_of(
-    effect: object, error: BackendError, at_ns: int, refused: str = ""
+    effect: object, error: base.BackendError, at_ns: int, refused: str = ""
 ) -> ev.Event | None:
     """Make the event of a call that failed; None for one that has none.
 
@@ -60,7 +49,7 @@ def failure_of(
     is_full = error.context_full
     match effect:
         case ef.OpenBackend():
-            is_lost = isinstance(error, BackendGone)
+            is_lost = isinstance(error, base.BackendGone)
             return ev.BackendOpenFailed(
                 at_ns=at_ns, lease=effect.lease, context_full=is_full, is_lost=is_lost
             )
@@ -91,15 +80,15 @@ class HeldModel:
         is_cut: it was cut, also before its turn began.
     """
 
-    backend: Backend
+    backend: base.Backend
     slot: int
     now_ns: Callable[[], int]
-    held: ModelSession[Any, Any] | None = None
+    held: base.ModelSession[Any, Any] | None = None
     is_cut: bool = False
     _opened_by: type[ef.Effect] | None = None
 
     @property
-    def opened(self) -> BackendSession | None:
+    def opened(self) -> base.BackendSession | None:
         """The session of units, if it is one."""
         is_of_units = self._opened_by is ef.OpenBackend
         return self.held if is_of_units else None  # type: ignore[return-value]
@@ -115,18 +104,18 @@ class HeldModel:
                 case ef.OpenBackend():
                     self.held = await backend.open(effect.opening, slot=slot)
                 case ef.StartTurn():
-                    if not isinstance(backend, Chats):
-                        raise BackendError(f"model {backend.info.name} does not chat")
+                    if not isinstance(backend, base.Chats):
+                        raise base.BackendError(f"model {backend.info.name} does not chat")
                     self.held = await backend.chat(slot=slot)
                     if self.is_cut:
                         self.held.interrupt(effect.turn.index)
                 case ef.RunChunk():
-                    if not isinstance(backend, Transcribes):
-                        raise BackendError(f"model {backend.info.name} does not transcribe")
+                    if not isinstance(backend, base.Transcribes):
+                        raise base.BackendError(f"model {backend.info.name} does not transcribe")
                     self.held = await backend.transcribe(slot=slot)
             self._opened_by = opened_by
         if self.held is None or self._opened_by is not opened_by:
-            raise BackendError(f"a {type(effect).__name__} out of order")
+            raise base.BackendError(f"a {type(effect).__name__} out of order")
 
     async def call(
         self,
@@ -139,7 +128,7 @@ class HeldModel:
             await self.begin(effect)
         held: Any = self.held
 
-        def progress(piece: Piece) -> None:
+        def progress(piece: base.Piece) -> None:
             at_ns = self.now_ns()
             if isinstance(piece, Prefill):
                 emit(ev.TurnPrefilled(at_ns=at_ns, prefill=piece))
@@ -151,7 +140,7 @@ class HeldModel:
                 result = await held.run(asked, cut)
                 return DONE[type(effect)](at_ns=self.now_ns(), result=result)
             case ef.StartTurn(turn=turn):
-                require_tools(self.backend.info, turn)
+                base.require_tools(self.backend.info, turn)
                 result = await held.run(turn, cut, emit=progress)
                 return ev.TurnDone(at_ns=self.now_ns(), result=result)
             case ef.StartFinalize(index=index, interrupted=interrupted):
@@ -167,7 +156,7 @@ class HeldModel:
         self, effect: ef.StartFinalize, silent: Silent | None, *, forced: bool
     ) -> ev.Event:
         """Make the call of a recorded finalize; `CallsTools` has the meaning of `silent`."""
-        if not isinstance(self.held, CallsTools):
+        if not isinstance(self.held, base.CallsTools):
             return await self.call(effect)
         done = await self.held.finalize_again(
             effect.index, interrupted=effect.interrupted, silent=silent, forced=forced

@@ -17,13 +17,7 @@ from typing import Final
 
 from recorder.format.format import Piece
 
-from .limits import (
-    FRAME_BYTES_MAX,
-    OUTBOX_BYTES_MAX,
-    PARTIAL_BYTES_MAX,
-    PARTIAL_FRAMES_MAX,
-    PIECE_BYTES_MAX,
-)
+from . import limits
 
 URGENT: Final = 0
 """The stream of what must overtake: heartbeats, interrupts."""
@@ -48,7 +42,7 @@ class LinkLeft(LinkError):  # noqa: N818 - names say what happened
 class Outbox:
     """Frames that wait to be sent; `bytes_max` bounds their sum."""
 
-    def __init__(self, bytes_max: int = OUTBOX_BYTES_MAX) -> None:
+    def __init__(self, bytes_max: int = limits.OUTBOX_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._streams: OrderedDict[int, deque[_Cut]] = OrderedDict()
         self.bytes = 0
@@ -56,7 +50,7 @@ class Outbox:
     def put(self, stream: int, frame: Sequence[Piece]) -> None:
         """Add a frame, in parts; `LinkError` if too much waits already."""
         cut = _Cut(frame)
-        assert 0 < cut.left <= FRAME_BYTES_MAX
+        assert 0 < cut.left <= limits.FRAME_BYTES_MAX
         if self.bytes and self.bytes + cut.left > self._bytes_max:
             raise LinkError(f"{self.bytes} bytes wait for it, at most {self._bytes_max}")
         self.bytes += cut.left
@@ -69,7 +63,7 @@ class Outbox:
         stream = URGENT if URGENT in self._streams else next(iter(self._streams))
         frames = self._streams[stream]
         frame = frames[0]
-        length, piece = frame.take(PIECE_BYTES_MAX)
+        length, piece = frame.take(limits.PIECE_BYTES_MAX)
         self.bytes -= length
         if frame.left:
             self._streams.move_to_end(stream)
@@ -91,23 +85,23 @@ class _Cut:
 
     def take(self, bytes_max: int) -> tuple[int, list[Piece]]:
         """Cut off up to `bytes_max` bytes: their number, and the bytes."""
-        taken: list[Piece] = []
+        pieces: list[Piece] = []
         room = bytes_max
         while room and self._parts:
             part = self._parts.popleft()
             if len(part) > room:
                 self._parts.appendleft(part[room:])
                 part = part[:room]
-            taken.append(part)
+            pieces.append(part)
             room -= len(part)
         self.left -= bytes_max - room
-        return bytes_max - room, taken
+        return bytes_max - room, pieces
 
 
 class Inbox:
     """Joins pieces to frames; `frame_bytes_max` may change while it is used."""
 
-    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+    def __init__(self, frame_bytes_max: int = limits.FRAME_BYTES_MAX) -> None:
         self.frame_bytes_max = frame_bytes_max
         self._head = bytearray()
         self._stream = self._left = 0
@@ -157,14 +151,14 @@ class Inbox:
         """Check a piece's head, before any memory is taken for it."""
         self._stream, self._is_last = stream, bool(length & _LAST)
         self._left = length & ~_LAST
-        if not 1 <= self._left <= PIECE_BYTES_MAX:
-            raise LinkError(f"a piece of {self._left} bytes, not 1 to {PIECE_BYTES_MAX}")
+        if not 1 <= self._left <= limits.PIECE_BYTES_MAX:
+            raise LinkError(f"a piece of {self._left} bytes, not 1 to {limits.PIECE_BYTES_MAX}")
         self._partial_bytes += self._left
         if len(self._partial.get(stream, b"")) + self._left > self.frame_bytes_max:
             raise LinkError(f"a frame of more than {self.frame_bytes_max} bytes")
         frames = len(self._partial) + (stream not in self._partial)
-        if self._partial_bytes > PARTIAL_BYTES_MAX or frames > PARTIAL_FRAMES_MAX:
+        if self._partial_bytes > limits.PARTIAL_BYTES_MAX or frames > limits.PARTIAL_FRAMES_MAX:
             raise LinkError(
                 f"{frames} frames of {self._partial_bytes} bytes have begun, at most"
-                f" {PARTIAL_FRAMES_MAX} of {PARTIAL_BYTES_MAX}"
+                f" {limits.PARTIAL_FRAMES_MAX} of {limits.PARTIAL_BYTES_MAX}"
             )

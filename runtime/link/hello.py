@@ -48,7 +48,7 @@ TOKEN_BYTES_MAX: Final = 4096
 """A longer file is not a token."""
 
 Role = Literal["gateway", "worker"]
-Told = TypeVar("Told", bound=attrs.AttrsInstance)
+Body = TypeVar("Body", bound=attrs.AttrsInstance)
 
 
 @attrs.frozen(kw_only=True)
@@ -139,7 +139,7 @@ class Wire:
         except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
             raise LinkLeft("it disconnected during the greeting") from error
 
-    async def receive(self, kind: type[Told]) -> Told:
+    async def receive(self, kind: type[Body]) -> Body:
         """Wait for a message of the greeting; `LinkError` if it is another, or none comes."""
         while not self.early:
             try:
@@ -177,8 +177,8 @@ async def _check_proof(wire: Wire, role: Role, token: str, gateway: str, worker:
 
 async def _check_version(wire: Wire, *, gateway: tuple[int, int], worker: tuple[int, int]) -> None:
     if gateway[0] != worker[0] or not gateway[1] - 1 <= worker[1] <= gateway[1]:
-        told = [".".join(map(str, version)) for version in (gateway, worker)]
-        await _refuse(wire, f"a gateway of link version {told[0]} cannot use a worker of {told[1]}")
+        ours, theirs = (".".join(map(str, version)) for version in (gateway, worker))
+        await _refuse(wire, f"a gateway of link version {ours} cannot use a worker of {theirs}")
 
 
 async def _refuse(wire: Wire, text: str) -> None:

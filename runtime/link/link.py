@@ -14,7 +14,7 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final
 
 import anyio
 from anyio.abc import ByteStream, SocketAttribute, SocketStream
@@ -175,23 +175,7 @@ class Link:
                     self.send(Beat())
 
 
-class Pipe(Protocol):
-    """One end of a connection; `OSError` or an error of AnyIO where it is broken."""
-
-    def send_now(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
-        """Send what can be sent without waiting; return the rest."""
-        ...
-
-    async def send(self, pieces: Sequence[Piece]) -> None:
-        """Send all."""
-        ...
-
-    async def receive(self) -> Piece:
-        """Wait for bytes; they are valid until the next call. `EndOfStream` at the end."""
-        ...
-
-
-def pipe_of(stream: ByteStream) -> Pipe:
+def pipe_of(stream: ByteStream) -> SocketPipe | StreamPipe:
     """The fastest way to use a connection, which remains its owner's to close."""
     if isinstance(stream, SocketStream):  # not that of TLS
         raw = stream.extra(SocketAttribute.raw_socket)
@@ -208,7 +192,7 @@ class SocketPipe:
         self._buffer = memoryview(bytearray(READ_BYTES))
 
     def send_now(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
-        """Send what the system takes."""
+        """Send what the system takes without waiting; return the rest."""
         try:
             sent = self._socket.sendmsg(pieces[:PIECES_MAX])
         except BlockingIOError:
@@ -225,7 +209,7 @@ class SocketPipe:
             await anyio.wait_writable(self._socket)
 
     async def receive(self) -> Piece:
-        """Wait for bytes; they are overwritten by the next call."""
+        """Wait for bytes, valid until the next call; `EndOfStream` at the end."""
         while True:
             await anyio.wait_readable(self._socket)
             try:

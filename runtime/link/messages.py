@@ -35,29 +35,12 @@ import orjson
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.model import PAST_UNITS_MAX, Cut, PastUnit
+from recorder.format import mapping, records
 from recorder.format.blobs import RAW
 from recorder.format.encoding import RecordEncoder
 from recorder.format.errors import FormatError, RecorderError
 from recorder.format.expansion import Expansion
 from recorder.format.format import MIB, UNPACKED_BYTES_MAX, Piece, frame_record, split_records
-from recorder.format.mapping import (
-    MappingError,
-    effect_of,
-    event_of,
-    event_record,
-    plain_of,
-    value_of,
-    whole_effect,
-)
-from recorder.format.records import (
-    BLOB,
-    NESTING_MAX,
-    RECORD_VERSIONS,
-    RESERVED,
-    Fields,
-    Record,
-    Value,
-)
 from recorder.read.decoding import StoredRecord, decode, parse
 
 from .frames import URGENT, Frame, LinkError
@@ -184,36 +167,38 @@ class Sender:
         """Encode a message for its stream, in parts; `RecordInvalid`: too large for a record."""
         match message:
             case Ask():
-                fields: Fields = {
+                fields: records.Fields = {
                     "call": message.call,
                     "session": message.session,
                     "slot": message.slot,
-                    "cut": None if message.cut is None else plain_of(message.cut),
-                    "effect": whole_effect(message.effect),
+                    "cut": None if message.cut is None else mapping.plain_of(message.cut),
+                    "effect": mapping.whole_effect(message.effect),
                 }
                 is_shared = (stream_of(message) if stream is None else stream) == SETUP
                 return [bytes([_ASK]), *self._record("effect", fields, is_shared=is_shared)]
             case Rebuild():
                 return [
                     bytes([_REBUILD]),
-                    *self._record("effect", plain_of(message), is_shared=False),
+                    *self._record("effect", mapping.plain_of(message), is_shared=False),
                 ]
             case Answer():
-                kind, event = event_record(message.event)
+                kind, event = mapping.event_record(message.event)
                 fields = {"call": message.call, "session": message.session, "event": event}
                 return [bytes([_ANSWER]), *self._record(kind, fields, is_shared=False)]
-        return [bytes([_PLAIN[type(message)]]) + orjson.dumps(plain_of(message))]
+        return [bytes([_PLAIN[type(message)]]) + orjson.dumps(mapping.plain_of(message))]
 
-    def _record(self, kind: str, fields: Fields, *, is_shared: bool) -> list[Piece]:
+    def _record(self, kind: str, fields: records.Fields, *, is_shared: bool) -> list[Piece]:
         if not is_shared:
             if (pieces := write_record(kind, fields)) is not None:
                 return pieces
             self._single.forget()
-            return self._single.encode(Record(kind=kind, seq=0, at_ns=0, fields=fields)).pieces
+            return self._single.encode(
+                records.Record(kind=kind, seq=0, at_ns=0, fields=fields)
+            ).pieces
         if self._shared_bytes > SHARED_BYTES_MAX or self._seq == SHARED_RECORDS_MAX:
             self._shared.forget()
             self._shared_bytes = self._seq = 0
-        made = self._shared.encode(Record(kind=kind, seq=self._seq, at_ns=0, fields=fields))
+        made = self._shared.encode(records.Record(kind=kind, seq=self._seq, at_ns=0, fields=fields))
         self._seq += 1
         self._shared_bytes += made.framed_bytes
         return made.pieces
@@ -239,12 +224,12 @@ class Receiver:
             cls = _CLASSES.get(kind)
             if cls is None:
                 raise LinkError(f"a message of the unknown kind {kind}")
-            message: Message = value_of(cls, orjson.loads(memoryview(frame)[1:]))
-        except (RecorderError, MappingError, ValueError, KeyError, TypeError) as error:
+            message: Message = mapping.value_of(cls, orjson.loads(memoryview(frame)[1:]))
+        except (RecorderError, mapping.MappingError, ValueError, KeyError, TypeError) as error:
             raise LinkError(f"a message of kind {kind} is invalid: {error}") from error
         return message
 
-    def _fields(self, stream: int, frame: Frame) -> Fields:
+    def _fields(self, stream: int, frame: Frame) -> records.Fields:
         if stream == SETUP:
             frame = bytearray(frame)  # it is kept
         elif (fields := read_record(memoryview(frame)[1:])) is not None:
@@ -276,39 +261,39 @@ def _expansion() -> Expansion:
     return Expansion(lambda: 0, allowance=UNPACKED_BYTES_MAX)
 
 
-def _ask(fields: Fields) -> Ask:
+def _ask(fields: records.Fields) -> Ask:
     cut = fields["cut"]
     return Ask(
         call=_number(fields["call"]),
         session=_number(fields["session"]),
         slot=_number(fields["slot"]),
-        cut=None if cut is None else value_of(Cut, _mapping(cut)),
-        effect=effect_of(_mapping(fields["effect"])),
+        cut=None if cut is None else mapping.value_of(Cut, _mapping(cut)),
+        effect=mapping.effect_of(_mapping(fields["effect"])),
     )
 
 
-def _answer(fields: Fields) -> Answer:
+def _answer(fields: records.Fields) -> Answer:
     return Answer(
         call=_number(fields["call"]),
         session=_number(fields["session"]),
-        event=event_of(_mapping(fields["event"]), 0),
+        event=mapping.event_of(_mapping(fields["event"]), 0),
     )
 
 
-def _rebuild(fields: Fields) -> Rebuild:
-    made = value_of(Rebuild, fields)
+def _rebuild(fields: records.Fields) -> Rebuild:
+    made = mapping.value_of(Rebuild, fields)
     if not 1 <= len(made.past) <= PAST_UNITS_MAX:
         raise LinkError(f"{len(made.past)} past units, not 1 to {PAST_UNITS_MAX}")
     return made
 
 
-def _number(value: Value) -> int:
+def _number(value: records.Value) -> int:
     if type(value) is not int or value < 0:
         raise LinkError(f"a {type(value).__name__} where a number is due")
     return value
 
 
-def _mapping(value: Value) -> Fields:
+def _mapping(value: records.Value) -> records.Fields:
     if not isinstance(value, dict):
         raise LinkError(f"a {type(value).__name__} where an object is due")
     return value
@@ -321,7 +306,7 @@ class _Unusual(Exception):  # noqa: N818 - names say what happened
     """The value is for the recorder's own code."""
 
 
-def write_record(kind: str, fields: Fields) -> list[Piece] | None:
+def write_record(kind: str, fields: records.Fields) -> list[Piece] | None:
     """Encode a record with `seq` 0, in parts; no key may start with `$`."""
     blobs: list[bytes] = []
 
@@ -329,7 +314,7 @@ def write_record(kind: str, fields: Fields) -> list[Piece] | None:
         if type(value) is not bytes:
             raise TypeError
         blobs.append(value)
-        return {BLOB: len(blobs) - 1}
+        return {records.BLOB: len(blobs) - 1}
 
     if not _is_finite(fields):
         return None
@@ -344,7 +329,7 @@ def write_record(kind: str, fields: Fields) -> list[Piece] | None:
             "fields": orjson.Fragment(body),
             "kind": kind,
             "seq": 0,
-            "version": RECORD_VERSIONS[kind],
+            "version": records.RECORD_VERSIONS[kind],
         }
     )
     blob_bytes = sum(map(len, blobs))
@@ -353,7 +338,7 @@ def write_record(kind: str, fields: Fields) -> list[Piece] | None:
     return [frame_record(header, blob_bytes), *blobs]
 
 
-def _is_finite(fields: Mapping[str, Value]) -> bool:
+def _is_finite(fields: Mapping[str, records.Value]) -> bool:
     """Whether JSON holds all floats; none is in a list."""
     for item in fields.values():
         kind = type(item)
@@ -364,7 +349,7 @@ def _is_finite(fields: Mapping[str, Value]) -> bool:
     return True
 
 
-def read_record(record: memoryview) -> Fields | None:
+def read_record(record: memoryview) -> records.Fields | None:
     """Decode the fields of one record with `seq` 0, which are checked as any of a peer."""
     if len(record) < _FRAMING.size:
         return None
@@ -377,13 +362,13 @@ def read_record(record: memoryview) -> Fields | None:
         if type(header) is not dict or header.keys() != _KEYS or type(header["fields"]) is not dict:
             return None
         kind = header["kind"]
-        if type(kind) is not str or kind not in RECORD_VERSIONS:
+        if type(kind) is not str or kind not in records.RECORD_VERSIONS:
             return None
         numbers = [header["seq"], header["at_ns"], header["version"]]
-        if numbers != [0, 0, RECORD_VERSIONS[kind]] or set(map(type, numbers)) != {int}:
+        if numbers != [0, 0, records.RECORD_VERSIONS[kind]] or set(map(type, numbers)) != {int}:
             return None
         blobs = _blobs(header["blobs"], record[start:])
-        fields: Fields = _filled(header["fields"], blobs, 0)
+        fields: records.Fields = _filled(header["fields"], blobs, 0)
     except (orjson.JSONDecodeError, _Unusual):
         return None
     return fields
@@ -411,17 +396,17 @@ def _filled(value: Any, blobs: list[bytes], depth: int) -> Any:
     """Put the blobs in their places."""
     kind = type(value)
     if kind is dict:
-        if depth > NESTING_MAX:
+        if depth > records.NESTING_MAX:
             raise _Unusual
-        if BLOB in value:
+        if records.BLOB in value:
             return _blob(value, blobs)
         for key, item in value.items():
-            if key.startswith(RESERVED):
+            if key.startswith(records.RESERVED):
                 raise _Unusual
             if type(item) not in _SCALARS:
                 value[key] = _filled(item, blobs, depth + 1)
     elif kind is list:
-        if depth > NESTING_MAX:
+        if depth > records.NESTING_MAX:
             raise _Unusual
         if not set(map(type, value)) <= {int}:
             return [_filled(item, blobs, depth + 1) for item in value]
@@ -431,7 +416,7 @@ def _filled(value: Any, blobs: list[bytes], depth: int) -> Any:
 
 
 def _blob(value: dict[str, Any], blobs: list[bytes]) -> bytes:
-    index = value[BLOB]
+    index = value[records.BLOB]
     if len(value) != 1 or type(index) is not int or not 0 <= index < len(blobs):
         raise _Unusual
     return blobs[index]

@@ -30,18 +30,11 @@ import attrs
 
 from protocol.values import events as ev
 from protocol.values import messages as ms
+from protocol.values import model
 from protocol.values import openai as oa
 from protocol.values.behaviour import LATE_FORMATS, NEWEST
 from protocol.values.effects import DetectSpeech
 from protocol.values.limits import SPEECH_SILENCE_MS, SPEECH_THRESHOLD
-from protocol.values.model import (
-    INPUT_RATE_HZ,
-    OUTPUT_RATE_HZ,
-    SAMPLE16_BYTES,
-    SAMPLE_BYTES,
-    Coding,
-    rate_of,
-)
 from protocol.values.modes import Mode
 from protocol.values.requests import Append, AppendSound, ClientMessage, Init
 from protocol.wire.audio import LIVE_RATE_HZ, expand, ratio_of, to_pcm16
@@ -315,7 +308,7 @@ class _Energy:
         self._spans: list[Span] = []
         self._detector = SpeechDetector()
         self._open: int | None = None
-        self._rate_hz = INPUT_RATE_HZ
+        self._rate_hz = model.INPUT_RATE_HZ
         self._is_float = False
         self._base = self._searched = self._count = 0
         self._end: int | None = None
@@ -326,14 +319,14 @@ class _Energy:
         if not sound.data:
             return
         is_after_gap = self._end is not None and (sound.begin - self._end) * USER_SAMPLE >= GAP
-        rate_hz, is_float = sound.rate_hz or INPUT_RATE_HZ, not sound.rate_hz
+        rate_hz, is_float = sound.rate_hz or model.INPUT_RATE_HZ, not sound.rate_hz
         if is_after_gap or rate_hz != self._rate_hz:
             self._break_off()
             self._rate_hz = rate_hz
         elif is_float != self._is_float and self._batch:
             self._detect()
         self._is_float = is_float
-        width = SAMPLE_BYTES if is_float else SAMPLE16_BYTES
+        width = model.SAMPLE_BYTES if is_float else model.SAMPLE16_BYTES
         ticks = len(sound.data) // width * (TICK_HZ // rate_hz)
         self._places.add(
             self._count, sound.begin * USER_SAMPLE, (sound.end - sound.begin) * USER_SAMPLE
@@ -409,7 +402,7 @@ class ClientSound:
     def __init__(self, mode: Mode, endpoint: ev.Endpoint, *, behaviour: int = NEWEST) -> None:
         self.mode: Final[Mode] = mode
         self.endpoint: Final[ev.Endpoint] = endpoint
-        self._coding: Coding = "audio/pcm"
+        self._coding: model.Coding = "audio/pcm"
         self._rate_hz = self._spoken_hz = LIVE_RATE_HZ
         self._changes_late = behaviour >= LATE_FORMATS
         self._samples = 0
@@ -419,19 +412,19 @@ class ClientSound:
         match request:
             case AppendSound(pcm16=data) if self.endpoint in ev.PIECES:
                 pcm16, is_whole = expand(data, self._coding), self.endpoint == "live"
-                self._samples += len(pcm16) // SAMPLE16_BYTES
+                self._samples += len(pcm16) // model.SAMPLE16_BYTES
                 return Piece(pcm16, self._rate_hz, is_whole)
             case Init(live=settings) if settings.rate_hz:
                 self._coding = settings.coding
                 self._rate_hz = self._spoken_hz = settings.rate_hz
             case oa.Configure(input_format=str() as coding) if coding != self._coding:
                 if self._samples < (self._rate_hz if self._changes_late else 1):
-                    self._coding, self._rate_hz, self._samples = coding, rate_of(coding), 0
+                    self._coding, self._rate_hz, self._samples = coding, model.rate_of(coding), 0
         return request
 
-    def spoken_hz(self, coding: Coding) -> int:
+    def spoken_hz(self, coding: model.Coding) -> int:
         """Return the rate of the model's sound as sent."""
-        return self._spoken_hz if coding == "audio/pcm" else rate_of(coding)
+        return self._spoken_hz if coding == "audio/pcm" else model.rate_of(coding)
 
 
 @attrs.define
@@ -472,10 +465,10 @@ class Talk:
             case Append(pcm=pcm):
                 if message.force_listen:
                     self._asked_to_stop(self._lead.at(at_ns))
-                self._add_sound(at_ns, len(pcm) // SAMPLE_BYTES, pcm)
+                self._add_sound(at_ns, len(pcm) // model.SAMPLE_BYTES, pcm)
             case Piece(pcm16=pcm16, rate_hz=rate_hz):
-                count = len(pcm16) // SAMPLE16_BYTES
-                up, down = ratio_of(rate_hz, INPUT_RATE_HZ)
+                count = len(pcm16) // model.SAMPLE16_BYTES
+                up, down = ratio_of(rate_hz, model.INPUT_RATE_HZ)
                 blocks, self._rest = divmod(self._rest + count, down)
                 first = self._ticks if message.is_whole else None
                 self._ticks += count * (TICK_HZ // rate_hz)
@@ -490,7 +483,7 @@ class Talk:
         at_ns = self._lead.at(at_ns)
         match message:
             case ms.Speech(text=text, pcm=pcm, response_id=response_id):
-                samples = len(pcm) // SAMPLE_BYTES * OUTPUT_RATE_HZ // rate_hz
+                samples = len(pcm) // model.SAMPLE_BYTES * model.OUTPUT_RATE_HZ // rate_hz
                 self.model.add(at_ns, text, samples, response_id)
                 self._is_speaking, self._is_new = not message.end_of_turn, True
             case oa.ReplyStep(kind="text_delta", text=text, response_id=response_id):
@@ -543,7 +536,7 @@ class Talk:
             self._movable.append(_MovableSound(sound, stretch, stretch.moved))
             self._settle(at_ns)
             if self._movable and not sound.rate_hz:  # it is held: half the memory
-                sound.data, sound.rate_hz = to_pcm16(sound.data), INPUT_RATE_HZ
+                sound.data, sound.rate_hz = to_pcm16(sound.data), model.INPUT_RATE_HZ
         else:  # of a microphone without gaps
             self.user.add(sound)
             self.user.place(at_ns)

@@ -286,10 +286,7 @@ _log = logging.getLogger("antiphon.media")
 
 
 async def decode_in_process(
-    data: bytes,
-    *arguments: str,
-    command: tuple[str, ...] = _COMMAND,
-    wait_s: float = VIDEO_WAIT_S,
+    data: bytes, *arguments: str, command: tuple[str, ...] = _COMMAND, wait_s: float = VIDEO_WAIT_S
 ) -> Decoded:
     """Decode a file as the thread of a `MediaDecoder` would; cancelled, it kills the process.
 

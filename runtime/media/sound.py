@@ -25,14 +25,6 @@ from protocol.values.errors import FieldError, LocalProtocolError
 from protocol.values.limits import AUDIO_S_MAX, REFERENCE_S_MAX, REFERENCE_S_MIN, WAV_BYTES_MAX
 from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES
 from protocol.wire import media
-from protocol.wire.media import (
-    AUDIO_BYTES_MAX,
-    AUDIO_S_MIN,
-    WAV_CHANNELS_MAX,
-    WAV_RATE_HZ_MAX,
-    WAV_RATE_HZ_MIN,
-    sound_kind,
-)
 from recorder.write.files import new_file
 
 from .values import MediaError
@@ -157,8 +149,8 @@ def decode_audio(data: bytes, rate_hz: int) -> bytes:
     A sound file as above if `rate_hz` is 0, else float32 LE mono at that rate, 8-192 kHz; else
     `MediaError`.
     """
-    if len(data) > AUDIO_BYTES_MAX:
-        raise MediaError(f"the audio has more than {AUDIO_BYTES_MAX} bytes")
+    if len(data) > media.AUDIO_BYTES_MAX:
+        raise MediaError(f"the audio has more than {media.AUDIO_BYTES_MAX} bytes")
     if rate_hz:
         return _decode_raw(data, rate_hz)
     return decode_speech(data, AUDIO_S_MAX)
@@ -166,8 +158,8 @@ def decode_audio(data: bytes, rate_hz: int) -> bytes:
 
 def decode_speech(data: bytes, s_max: int) -> bytes:
     """Decode a sound file of 0.1 to `s_max` seconds, as `decode_audio` does."""
-    with _opened(data, AUDIO_S_MIN, s_max) as file:
-        return _resample(_read_blocks(file, AUDIO_S_MIN, s_max), file.samplerate)
+    with _opened(data, media.AUDIO_S_MIN, s_max) as file:
+        return _resample(_read_blocks(file, media.AUDIO_S_MIN, s_max), file.samplerate)
 
 
 class _Stream(soundfile.SoundFile):  # type: ignore[misc]  # it has no types
@@ -186,8 +178,8 @@ def _opened(data: bytes, s_min: float, s_max: float) -> Iterator[soundfile.Sound
             if file.subtype not in SUBTYPES.get(file.format, ()):
                 raise MediaError("the audio is not a plain WAV or AIFF, FLAC, Ogg or MP3 file")
             _check_rate(file.samplerate)
-            if file.channels > WAV_CHANNELS_MAX:
-                raise MediaError(f"the audio has more than {WAV_CHANNELS_MAX} channels")
+            if file.channels > media.WAV_CHANNELS_MAX:
+                raise MediaError(f"the audio has more than {media.WAV_CHANNELS_MAX} channels")
             if file.format not in PACKED:
                 _check_duration(file.frames, file.samplerate, s_min, s_max)
             yield file
@@ -197,7 +189,7 @@ def _opened(data: bytes, s_min: float, s_max: float) -> Iterator[soundfile.Sound
 
 def _with_sizes(data: bytes) -> bytes:
     """Put the sizes into a WAV from a pipe, and leave other files as they are."""
-    if sound_kind(data) != "WAV":
+    if media.sound_kind(data) != "WAV":
         return data
     try:
         header = media.read_wav("audio", data, is_piped=True)
@@ -215,7 +207,7 @@ def _decode_raw(data: bytes, rate_hz: int) -> bytes:
         raise MediaError(f"the audio is not whole samples of {SAMPLE_BYTES} bytes")
     _check_rate(rate_hz)
     samples = np.frombuffer(data, "<f4")
-    _check_duration(len(samples), rate_hz, AUDIO_S_MIN, AUDIO_S_MAX)
+    _check_duration(len(samples), rate_hz, media.AUDIO_S_MIN, AUDIO_S_MAX)
     starts = range(0, len(samples), BLOCK_SAMPLES)
     return _resample((samples[at : at + BLOCK_SAMPLES] for at in starts), rate_hz)
 
@@ -255,8 +247,10 @@ def _finite(pcm: NDArray[np.float32]) -> bytes:
 
 
 def _check_rate(rate_hz: int) -> None:
-    if not WAV_RATE_HZ_MIN <= rate_hz <= WAV_RATE_HZ_MAX:
-        raise MediaError(f"the audio's rate is not {WAV_RATE_HZ_MIN} to {WAV_RATE_HZ_MAX} Hz")
+    if not media.WAV_RATE_HZ_MIN <= rate_hz <= media.WAV_RATE_HZ_MAX:
+        raise MediaError(
+            f"the audio's rate is not {media.WAV_RATE_HZ_MIN} to {media.WAV_RATE_HZ_MAX} Hz"
+        )
 
 
 def _check_duration(samples: int, rate_hz: int, s_min: float, s_max: float) -> None:

@@ -87,11 +87,7 @@ def error_for(path: str, status: int, body: bytes) -> bytes:
 
 
 _SERVER_ERRORS: Final = 500
-_KINDS: Final = {
-    401: "authentication_error",
-    403: "permission_error",
-    429: "rate_limit_error",
-}
+_KINDS: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 """OpenAI's types of errors, by status."""
 
 

@@ -24,7 +24,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import anyio
 import attrs
@@ -63,30 +63,12 @@ DRIVER: Final = (
 _logger = logging.getLogger("antiphon.workers")
 
 
-class Cluster(Protocol):
+class RayCluster:
     """The workers of a cluster, each on a GPU of its own, by numbers that the caller gives.
 
-    All calls raise `BackendGone` if the cluster is lost or cannot be reached.
+    `address` is as for `ray.init`; `tasks` hold the process that talks to the cluster. All calls
+    raise `BackendGone` if the cluster is lost or cannot be reached.
     """
-
-    async def find(self, worker: int) -> str:
-        """Wait until a worker takes gateways, and return its address; start it if there is none.
-
-        `BackendRefused`: it does not start; the next call starts another one.
-        """
-        ...
-
-    async def end(self, worker: int, *, again: bool = False) -> None:
-        """Kill a worker; `again`: the cluster starts it again, maybe elsewhere."""
-        ...
-
-    async def want(self, count: int) -> None:
-        """Have the cluster grow to as many GPUs, or be free to shrink."""
-        ...
-
-
-class RayCluster:
-    """The cluster at an address, as for `ray.init`; `tasks` hold the process that talks to it."""
 
     def __init__(
         self,
@@ -105,11 +87,17 @@ class RayCluster:
         self._driver: _Driver | None = None
 
     async def find(self, worker: int) -> str:
-        """Wait for a worker's address."""
+        """Wait until a worker takes gateways, and return its address; start it if there is none.
+
+        `BackendRefused`: it does not start; the next call starts another one.
+        """
         return str(await self._call(do="find", worker=worker))
 
     async def end(self, worker: int, *, again: bool = False) -> None:
-        """Kill a worker; with the process that started it, it has ended already."""
+        """Kill a worker; `again`: the cluster starts it again, maybe elsewhere.
+
+        With the process that started it, it has ended already.
+        """
         if self._driver is not None and not self._driver.is_over.is_set():
             await self._call(do="end", worker=worker, again=again)
 
@@ -314,7 +302,7 @@ class OnRay:
         self,
         settings: Settings,
         tasks: TaskGroup,
-        cluster: Cluster,
+        cluster: RayCluster,
         *,
         token: str,
         shrink_wait_s: float = SHRINK_WAIT_S,

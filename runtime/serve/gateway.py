@@ -30,17 +30,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from protocol.values.errors import (
-    CLOSE_INTERNAL_ERROR,
-    CLOSE_NORMAL,
-    CLOSE_POLICY,
-    CLOSE_RESTART,
-    REFUSALS,
-    ErrorCode,
-    FieldError,
-    FrameError,
-    close_code,
-)
+from protocol.values import errors
 from protocol.values.messages import ComeBack, EndReason, ErrorReport
 from protocol.values.modes import MODES, OF_MODE, Mode
 from protocol.values.utf8 import Frame, Received, Shortened
@@ -112,7 +102,7 @@ async def come_back(server: Server, websocket: WebSocket, to: Route, owner: str)
         refusal = asked
     if refusal:
         is_open = server.admission.state == "open"
-        await websocket.close(CLOSE_POLICY if is_open else CLOSE_RESTART, refusal)
+        await websocket.close(errors.CLOSE_POLICY if is_open else errors.CLOSE_RESTART, refusal)
 
 
 async def _asked(websocket: WebSocket) -> ComeBack | str:
@@ -125,9 +115,9 @@ async def _asked(websocket: WebSocket) -> ComeBack | str:
         if body.get("type") != SESSION_RESUME:
             return f"the first message here is {SESSION_RESUME}"
         asked: ComeBack = RESUME.parse(body)
-    except FrameError as error:
+    except errors.FrameError as error:
         return error.reason
-    except FieldError as error:
+    except errors.FieldError as error:
         return error.message
     return asked
 
@@ -184,9 +174,9 @@ async def come_back_or_begin(
         if body.get("type") != SESSION_RESUME:
             return _Begun(websocket, frame)
         back: Return = OMNI_RESUME.parse(body)
-    except FrameError:
+    except errors.FrameError:
         return _Begun(websocket, frame)
-    except FieldError as error:
+    except errors.FieldError as error:
         refusal = error.message
     else:
         is_over = isinstance(server.find(back.recording_id), Ended)
@@ -195,9 +185,9 @@ async def come_back_or_begin(
         if not is_over:
             refusal = await server.resume(websocket, name, mode, owner, back.asked)
     if refusal:
-        report = ErrorReport(code=ErrorCode.NOT_READY, message=refusal)
+        report = ErrorReport(code=errors.ErrorCode.NOT_READY, message=refusal)
         await websocket.send(NOT_RESUMED.encode(report))
-        await websocket.close(CLOSE_POLICY, refusal)
+        await websocket.close(errors.CLOSE_POLICY, refusal)
     return None
 
 
@@ -273,7 +263,7 @@ class SidebandServer:
             for frame in frames:
                 try:
                     connection.send(refused(_frame_of(frame)), ready_now)
-                except FrameError as error:
+                except errors.FrameError as error:
                     connection.close(error.close_code, error.reason, ready_now)
 
         connection = Connection(
@@ -301,9 +291,9 @@ async def _send_sideband(connection: Connection, info: LogInfo, from_seq: int) -
     except OSError:
         pass  # The log cannot be read any more.
     if sideband.is_over:
-        connection.close(CLOSE_NORMAL, "", ready_now)
+        connection.close(errors.CLOSE_NORMAL, "", ready_now)
     else:
-        connection.close(CLOSE_INTERNAL_ERROR, LOST, ready_now)
+        connection.close(errors.CLOSE_INTERNAL_ERROR, LOST, ready_now)
 
 
 def _next_seq(info: LogInfo) -> int:
@@ -318,7 +308,7 @@ def _next_seq(info: LogInfo) -> int:
 
 
 LOADING: Final = "the model is being loaded"
-_UNAVAILABLE: Final = ErrorCode.SERVICE_UNAVAILABLE
+_UNAVAILABLE: Final = errors.ErrorCode.SERVICE_UNAVAILABLE
 _LOG: Final = logging.getLogger("antiphon.server")
 
 
@@ -438,10 +428,7 @@ class Gateway:
         principal, server = principal_of(request), self._check(request, mode)
         host = request.client.host if request.client else ""
         to = Route(
-            mode=mode,
-            dialect=first_dialect(mode, "realtime"),
-            address=origin_of(host),
-            seed=seed,
+            mode=mode, dialect=first_dialect(mode, "realtime"), address=origin_of(host), seed=seed
         )
 
         async def serve() -> None:
@@ -457,7 +444,7 @@ class Gateway:
         server = self.server
         self._gate.check_mode(principal_of(request), mode)
         if server is None or server.admission.state != "open":
-            text = LOADING if server is None else REFUSALS[_UNAVAILABLE]
+            text = LOADING if server is None else errors.REFUSALS[_UNAVAILABLE]
             raise CodedError(HTTPStatus.SERVICE_UNAVAILABLE, _UNAVAILABLE, text)
         if mode not in server.modes:
             raise CodedError(HTTPStatus.NOT_FOUND, "not_served", f"the model does not serve {mode}")
@@ -587,7 +574,7 @@ class Gateway:
         elif to.resume:
             await come_back(server, websocket, to, admitted.principal.name)
         elif server.admission.state != "open":
-            await _turn_away(websocket, to, _UNAVAILABLE, REFUSALS[_UNAVAILABLE])
+            await _turn_away(websocket, to, _UNAVAILABLE, errors.REFUSALS[_UNAVAILABLE])
         else:
             if to.dialect is OMNI and not to.label:
                 owner = admitted.principal.name
@@ -647,11 +634,11 @@ class Gateway:
                 to,
                 owner=principal.name,
                 must_record=principal.record_always is True,
-                refusal=ErrorCode.WORKER_BUSY if place is None else None,
+                refusal=errors.ErrorCode.WORKER_BUSY if place is None else None,
             )
             reason = await server.handle(websocket, arrival, on_left)
         except ForkRefused as refused:
-            reason = "refused" if close_code(refused.code) else None  # else it is paid for
+            reason = "refused" if errors.close_code(refused.code) else None  # else it is paid for
             await _turn_away(websocket, to, refused.code, refused.message)
         finally:
             on_left()
@@ -693,8 +680,8 @@ async def _guarded(serve: Callable[[], Awaitable[None]]) -> None:
         _LOG.exception("a session broke")
 
 
-async def _turn_away(websocket: WebSocket, to: Route, code: ErrorCode, text: str) -> None:
+async def _turn_away(websocket: WebSocket, to: Route, code: errors.ErrorCode, text: str) -> None:
     """Refuse without a session: very many clients may ask."""
     for frame in to.dialect.encode(ErrorReport(code=code, message=text)):
         await websocket.send(frame)
-    await websocket.close(close_code(code) or CLOSE_NORMAL, code)
+    await websocket.close(errors.close_code(code) or errors.CLOSE_NORMAL, code)

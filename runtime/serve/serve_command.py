@@ -33,18 +33,9 @@ from ..media.voices import NAME_RULE, is_voice_name
 from ..model.models import MOONSHINE, ModelUnknownError, check_model, has_moonshine
 from ..net.listener import Address
 from ..placement.placement import PLACEMENTS, offer
+from ..settings import sources
 from ..settings.extras import install
 from ..settings.settings import NO_TRANSCRIBER, Settings, shown
-from ..settings.sources import (
-    CONFIG_VARIABLE,
-    ConfigError,
-    Effective,
-    SettingsCommand,
-    given,
-    read,
-    settings_options,
-    to_toml,
-)
 from ..telemetry.logs import announce, configure
 from .gateways import read_gateway
 
@@ -74,7 +65,7 @@ def check(settings: Settings) -> None:
             "clients would be dropped before they are asked"
         )
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise sources.ConfigError("\n".join(problems))
 
 
 def warnings(settings: Settings) -> tuple[str, ...]:
@@ -226,19 +217,19 @@ CUT_OFF: Final = 128
 """Shells add it to the number of the signal that killed a process."""
 
 
-@click.command("serve", cls=SettingsCommand)
+@click.command("serve", cls=sources.SettingsCommand)
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help=f"TOML file of settings [default: the file that {CONFIG_VARIABLE} names, if any].",
+    help=f"TOML file of settings [default: the file that {sources.CONFIG_VARIABLE} names, if any].",
 )
 @click.option(
     "--print-config",
     is_flag=True,
     help="Print the settings as such a file, each with its source, and exit.",
 )
-@settings_options
+@sources.settings_options
 @click.option("--no-record", is_flag=True, help="Record nothing; overrides --record.")
 @click.option("-v", "--verbose", is_flag=True, help="Log each session (--log-level info).")
 @click.option("--open", "opens", is_flag=True, help="Open the console in a browser.")
@@ -281,14 +272,14 @@ def serve_command(
     capitals: defaults < file < variables < flags. An address that is not loopback needs --keys or
     --insecure. docs/operations.md says more.
     """  # noqa: D301 - click takes a backspace to keep the lines
-    flags = given(ctx)
+    flags = sources.given(ctx)
     if no_record:
         flags["record_to"] = None
     if verbose:
         flags.setdefault("log_level", "info")
     effective = _read(flags, config)
     if print_config:
-        click.echo(to_toml(effective), nl=False)
+        click.echo(sources.to_toml(effective), nl=False)
     _check(effective.settings)
     if opens and not effective.settings.pages:
         raise click.UsageError("--open needs pages, which --no-pages turns off")
@@ -296,10 +287,10 @@ def serve_command(
         _serve(_with_words(effective.settings, opens=opens), ctx.obj, opens=opens)
 
 
-def _read(flags: dict[str, object], config: Path | None) -> Effective:
+def _read(flags: dict[str, object], config: Path | None) -> sources.Effective:
     try:
-        return read(flags=flags, environ=os.environ, config=config)
-    except ConfigError as error:
+        return sources.read(flags=flags, environ=os.environ, config=config)
+    except sources.ConfigError as error:
         raise click.UsageError(str(error)) from error
 
 
@@ -318,7 +309,7 @@ def _with_words(settings: Settings, *, opens: bool) -> Settings:
 def _check(settings: Settings) -> None:
     try:
         check(settings)
-    except ConfigError as error:
+    except sources.ConfigError as error:
         raise click.UsageError(str(error)) from error
     configure(settings.log_format, settings.log_level)
     for warning in warnings(settings):

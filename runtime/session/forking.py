@@ -28,13 +28,8 @@ from protocol.values import events as ev
 from protocol.values.errors import REFUSALS, ErrorCode, LocalProtocolError
 from protocol.values.record_names import RECORD_NAMES
 from protocol.values.state import State
+from recorder.format import mapping
 from recorder.format.errors import RecorderError
-from recorder.format.mapping import (
-    EVENT_KINDS,
-    SCHEMA,
-    MappingError,
-    event_record,
-)
 from recorder.format.records import Fields, Record
 from recorder.format.steps import Step, steps
 from recorder.read.reader import LogReader
@@ -54,10 +49,7 @@ WAITING_MAX: Final = 16
 SPENT_S: Final = 15 * 60
 """After so long a party may copy as much again. With the default that is what one session records
 in this time: a client that forks costs no more disk than one that talks."""
-EDITED: Final = {
-    "redacted": "it is redacted",
-    "shrunk": "it was cut down to an error",
-}
+EDITED: Final = {"redacted": "it is redacted", "shrunk": "it was cut down to an error"}
 """Fields of a head whose session never was as its log says."""
 
 
@@ -204,7 +196,7 @@ def write_fork(
         except BaseException:
             file.remove()
             raise
-    except (RecorderError, MappingError, LocalProtocolError) as error:
+    except (RecorderError, mapping.MappingError, LocalProtocolError) as error:
         _logger.info("recording %s cannot be forked: %s", parent.info.recording_id, error)
         raise unsupported("it cannot be read, or does not replay here") from error
 
@@ -217,7 +209,7 @@ def _check_head(head: Fields, fingerprint: Mapping[str, object]) -> None:
             raise unsupported(why)
     if isinstance(forked, dict) and forked.get("is_held"):
         raise unsupported("it is a fork that was held to its parent")
-    if head.get("schema") != SCHEMA:
+    if head.get("schema") != mapping.SCHEMA:
         raise unsupported("another version of the server made it")
     if head.get("fingerprint") != dict(fingerprint):
         raise unsupported("it was recorded with another model or environment")
@@ -240,7 +232,7 @@ def _find_cut(reader: LogReader, at: int | None) -> _Cut:
             index, name = record.fields.get("index"), record.fields.get("type")
             if name == RECORD_NAMES[ef.StartFinalize] and isinstance(index, int):
                 found = _Cut(unit=index + 1, seq=event_seq, kv_length=kv_length)
-        elif record.kind in EVENT_KINDS:
+        elif record.kind in mapping.EVENT_KINDS:
             event_seq = record.seq
             result = record.fields.get("result")
             if isinstance(result, dict) and isinstance(length := result.get("kv_length", 0), int):
@@ -341,7 +333,7 @@ class _Copy:
         fork.at_ns = event.at_ns
         fork.rest.clear()
         fork.stepped(event, effects)
-        for kind, fields in (event_record(event), *fork.rest):
+        for kind, fields in (mapping.event_record(event), *fork.rest):
             if kind == "tx":
                 fork.frame_index.note(fields, fork.next_seq)
             yield Record(kind=kind, seq=fork.next_seq, at_ns=fork.at_ns, fields=fields)

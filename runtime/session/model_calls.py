@@ -48,16 +48,7 @@ from recorder.format.errors import RecorderError
 from recorder.read.past import Past
 
 from ..link.calls import HeldModel, failure_of
-from ..model.backends.base import (
-    OPEN_PAUSE_S,
-    OPEN_TRIES,
-    BackendError,
-    BackendGone,
-    BackendRefused,
-    BackendSession,
-    ContextFull,
-    Rebuilds,
-)
+from ..model.backends import base
 from ..slots.admission import Admission, Refused, Ticket
 from ..slots.pool import Lease
 from ..slots.workers import Workers
@@ -353,12 +344,14 @@ class ModelCalls:
     def _failed(self, slot: LeasedSlot, effect: object, error: Exception) -> None:
         """Post the event of a call that failed, or that the backend is lost."""
         name, at_ns = type(effect).__name__, self._inbox.now_ns()
-        event, is_gone = None, isinstance(error, BackendGone)
+        event, is_gone = None, isinstance(error, base.BackendGone)
         if is_gone:
             _logger.warning("the worker is gone in %s: %s", name, error)
             slot.is_lost = True
-        if isinstance(error, BackendError) and (isinstance(effect, ef.OpenBackend) or not is_gone):
-            refused = str(error) if isinstance(error, BackendRefused) else ""
+        if isinstance(error, base.BackendError) and (
+            isinstance(effect, ef.OpenBackend) or not is_gone
+        ):
+            refused = str(error) if isinstance(error, base.BackendRefused) else ""
             event = failure_of(effect, error, at_ns, refused)
             level = logging.INFO if slot.model.is_cut else logging.WARNING
             _logger.log(level, "%s: %s", event, error)
@@ -382,7 +375,7 @@ class ModelCalls:
             async with self._workers.rebuilds_of(slot.lease), self._inbox.past() as past:
                 steps, batches = await rebuild(slot, past, exact=self._rebuilds_exactly)
         except (RecorderError, OSError) as error:
-            raise BackendError(f"the log cannot be read: {error}") from error
+            raise base.BackendError(f"the log cannot be read: {error}") from error
         now_ns = self._inbox.now_ns()
         return ev.Rebuilt(
             at_ns=now_ns,
@@ -395,20 +388,20 @@ class ModelCalls:
 
 async def try_to_open(
     model: HeldModel, effect: ef.OpenBackend, is_over: anyio.Event
-) -> BackendSession:
+) -> base.BackendSession:
     """Open a session; retry while that may help until `is_over`; raises the last `BackendError`."""
     began_s, tries, slot = anyio.current_time(), 0, model.slot
     while True:
         try:
             await model.begin(effect)
-        except BackendError as error:
+        except base.BackendError as error:
             tries += 1
             _logger.warning("opening on slot %d failed (try %d): %s", slot, tries, error)
             waited_s = anyio.current_time() - began_s
-            is_final = isinstance(error, ContextFull | BackendRefused)
-            if is_final or tries == OPEN_TRIES or waited_s >= OPEN_S_MAX:
+            is_final = isinstance(error, base.ContextFull | base.BackendRefused)
+            if is_final or tries == base.OPEN_TRIES or waited_s >= OPEN_S_MAX:
                 raise
-            with anyio.move_on_after(OPEN_PAUSE_S * 2 ** (tries - 1)):
+            with anyio.move_on_after(base.OPEN_PAUSE_S * 2 ** (tries - 1)):
                 await is_over.wait()
             if is_over.is_set():
                 raise
@@ -435,12 +428,12 @@ async def rebuild(slot: LeasedSlot, past: Past, *, exact: bool) -> tuple[int, tu
     while batch := await journal.in_thread(partial(_take, units)):
         _check_wanted(slot)
         opened = slot.model.opened or await _open_again(slot, past)
-        if not isinstance(opened, Rebuilds):
-            raise BackendError("the model cannot be rebuilt")
+        if not isinstance(opened, base.Rebuilds):
+            raise base.BackendError("the model cannot be rebuilt")
         await opened.rebuild(batch, exact=exact)
         batches.append(len(batch))
     if past.is_damaged:
-        raise BackendError("the log has a gap")
+        raise base.BackendError("the log has a gap")
     if past.chunks:
         await _transcribe_again(slot, past)
         return len(past.chunks), ()
@@ -462,12 +455,12 @@ def _take(units: Iterator[PastUnit]) -> list[PastUnit]:
 
 def _check_wanted(slot: LeasedSlot) -> None:
     if slot.is_over.is_set():
-        raise BackendError("the session is over")
+        raise base.BackendError("the session is over")
 
 
-async def _open_again(slot: LeasedSlot, past: Past) -> BackendSession:
+async def _open_again(slot: LeasedSlot, past: Past) -> base.BackendSession:
     if past.opening is None:
-        raise BackendError("the log holds no opening of the model")
+        raise base.BackendError("the log holds no opening of the model")
     effect = ef.OpenBackend(lease=slot.lease.generation, opening=past.opening)
     return await try_to_open(slot.model, effect, slot.is_over)
 
@@ -480,4 +473,4 @@ async def _transcribe_again(slot: LeasedSlot, past: Past) -> None:
         assert isinstance(done, ev.ChunkDone)
         if done.result.token_ids != recorded.token_ids and model.backend.info.deterministic:
             text = f"chunk {chunk.index} of utterance {chunk.utterance} came out otherwise"
-            raise BackendError(text)
+            raise base.BackendError(text)

@@ -188,10 +188,7 @@ class Server:
         return tuple(mode for mode in MODES if mode in self.workers.info.modes)
 
     async def handle(
-        self,
-        websocket: WebSocket,
-        arrival: Arrival,
-        on_left: Callable[[], None] = lambda: None,
+        self, websocket: WebSocket, arrival: Arrival, on_left: Callable[[], None] = lambda: None
     ) -> EndReason | None:
         """Run one session to its end; return its reason, or None where it was broken off.
 

@@ -11,15 +11,9 @@ import attrs
 
 from protocol.values import behaviour
 from protocol.values import events as ev
+from protocol.values import limits as lim
 from protocol.values.digest import session_id_of
 from protocol.values.errors import ErrorCode
-from protocol.values.limits import (
-    CALL_WAIT_S,
-    REBUILD_UNITS_MAX,
-    REBUILD_WAIT_S,
-    TURN_REBUILD_WAIT_S,
-    TURN_WAIT_S,
-)
 from protocol.values.modes import OF_MODE, Mode
 from recorder.format.mapping import SCHEMA
 from recorder.format.records import Fields
@@ -107,7 +101,7 @@ def first_event(
             close_on_recording_failure=settings.on_recording_failure == "close",
             idle_s=settings.idle_s,
             pause_s=settings.pause_s,
-            call_wait_s=TURN_WAIT_S if mode == "chat" else CALL_WAIT_S,
+            call_wait_s=lim.TURN_WAIT_S if mode == "chat" else lim.CALL_WAIT_S,
             **_rebuild_limits(settings, info, mode),
             **_model_limits(settings, info, arrival),
             **_tool_limits(info, mode),
@@ -132,9 +126,9 @@ def _rebuild_limits(settings: Settings, info: BackendInfo, mode: Mode) -> Mappin
         return {}
     return {
         "rebuild_wait_s": min(
-            REBUILD_WAIT_S if is_unit else TURN_REBUILD_WAIT_S, settings.resume_s
+            lim.REBUILD_WAIT_S if is_unit else lim.TURN_REBUILD_WAIT_S, settings.resume_s
         ),
-        "rebuild_units": REBUILD_UNITS_MAX,
+        "rebuild_units": lim.REBUILD_UNITS_MAX,
         "can_repeat": info.deterministic,
     }
 

@@ -528,9 +528,7 @@ class Settings:
         QUEUE_MAX, "Maximum sessions waiting for a slot; 0 refuses at once (worker_busy).", low=0
     )
     chats_max: int = count(
-        CHATS_MAX,
-        "Maximum connected chats; each takes a slot only during a turn.",
-        low=0,
+        CHATS_MAX, "Maximum connected chats; each takes a slot only during a turn.", low=0
     )
     idle_s: int = seconds(
         limits.IDLE_S,
@@ -615,11 +613,7 @@ class Settings:
         high=MEGABYTES_MAX,
     )
     record_keep_days: int | None = setting(
-        None,
-        "Days to keep a log after its last write.",
-        low=1,
-        high=DAYS_MAX,
-        unset="for ever",
+        None, "Days to keep a log after its last write.", low=1, high=DAYS_MAX, unset="for ever"
     )
     record_keep_mb: int | None = setting(
         None,

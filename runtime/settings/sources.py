@@ -29,17 +29,7 @@ import attrs
 import click
 from click.core import ParameterSource
 
-from .settings import (
-    PREFIX,
-    Setting,
-    Settings,
-    ValueWrongError,
-    declared,
-    from_text,
-    from_toml,
-    plain,
-    shown,
-)
+from . import settings as st
 
 Source = Literal["default", "file", "variable", "flag"]
 
@@ -61,23 +51,20 @@ class ConfigError(ValueError):
 class Effective:
     """The settings of a server, the source of each value, and the file that was read, or None."""
 
-    settings: Settings
+    settings: st.Settings
     sources: Mapping[str, Source]
     file: Path | None
 
 
 def read(
-    *,
-    flags: Mapping[str, object],
-    environ: Mapping[str, str],
-    config: Path | None = None,
+    *, flags: Mapping[str, object], environ: Mapping[str, str], config: Path | None = None
 ) -> Effective:
     """Merge the checked flags, the environment's `PREFIX` names and the file.
 
     The file is the one that the environment names, if `config` is `None`. `ConfigError`: a source
     is unreadable or invalid.
     """
-    settings = declared(Settings)
+    settings = st.declared(st.Settings)
     values = {setting.name: setting.default for setting in settings}
     sources: dict[str, Source] = dict.fromkeys(values, "default")
     problems: list[str] = []
@@ -87,8 +74,8 @@ def read(
     by_name = {setting.name: setting for setting in settings}
     by_variable = {setting.variable: setting for setting in settings}
     layers: tuple[tuple[Source, Mapping[str, object]], ...] = (
-        ("file", _take(file, by_name, from_toml, problems, config)),
-        ("variable", _take(_ours(environ), by_variable, from_text, problems)),
+        ("file", _take(file, by_name, st.from_toml, problems, config)),
+        ("variable", _take(_ours(environ), by_variable, st.from_text, problems)),
         ("flag", flags),
     )
     for source, layer in layers:
@@ -99,7 +86,7 @@ def read(
         lines = problems[:PROBLEMS_MAX] + ([f"and {more} more"] if more > 0 else [])
         raise ConfigError("\n".join(lines))
     made: dict[str, Any] = values
-    return Effective(settings=Settings(**made), sources=MappingProxyType(sources), file=config)
+    return Effective(settings=st.Settings(**made), sources=MappingProxyType(sources), file=config)
 
 
 def read_file(path: Path) -> dict[str, object]:
@@ -125,7 +112,7 @@ def read_file(path: Path) -> dict[str, object]:
 
 
 _INJECTED: Final = re.compile(
-    PREFIX + r"(SERVICE_(HOST|PORT.*)=.*|PORT_\d+_(TCP|UDP).*=.*|PORT=(tcp|udp)://.*)", re.DOTALL
+    st.PREFIX + r"(SERVICE_(HOST|PORT.*)=.*|PORT_\d+_(TCP|UDP).*=.*|PORT=(tcp|udp)://.*)", re.DOTALL
 )
 """Variables of Kubernetes and Docker links for a service named `antiphon`."""
 
@@ -134,7 +121,7 @@ def _ours(environ: Mapping[str, str]) -> dict[str, object]:
     return {
         name: text
         for name, text in environ.items()
-        if name.startswith(PREFIX)
+        if name.startswith(st.PREFIX)
         and name not in OTHERS
         and not _INJECTED.fullmatch(f"{name}={text}")
     }
@@ -142,8 +129,8 @@ def _ours(environ: Mapping[str, str]) -> dict[str, object]:
 
 def _take(
     entries: Mapping[str, object],
-    known: Mapping[str, Setting],
-    parse: Callable[[Setting, Any], object],
+    known: Mapping[str, st.Setting],
+    parse: Callable[[st.Setting, Any], object],
     problems: list[str],
     file: Path | None = None,
 ) -> dict[str, object]:
@@ -151,21 +138,21 @@ def _take(
     where = "" if file is None else f"{file}: "
     parsed: dict[str, object] = {}
     for name, value in entries.items():
-        entry = where + (name if name.isidentifier() else shown(name))
+        entry = where + (name if name.isidentifier() else st.shown(name))
         if name not in known:
             problems.append(f"{entry}: unknown setting{_nearest(name, known)}")
             continue
         try:
             parsed[known[name].name] = parse(known[name], value)
-        except ValueWrongError as error:
+        except st.ValueWrongError as error:
             problems.append(f"{entry}: {error}")
     return parsed
 
 
-def _nearest(name: str, known: Mapping[str, Setting]) -> str:
+def _nearest(name: str, known: Mapping[str, st.Setting]) -> str:
     """Suggest the nearest setting, by its name or its flag's."""
     by_name = {alias: real for real, it in known.items() for alias in (it.name, _bare(it.flag))}
-    meant = name.removeprefix(PREFIX).lower().replace("-", "_")
+    meant = name.removeprefix(st.PREFIX).lower().replace("-", "_")
     close = difflib.get_close_matches(meant, by_name, n=1)
     return f"; did you mean {by_name[close[0]]}?" if close else ""
 
@@ -201,7 +188,7 @@ def _lines(effective: Effective) -> Iterator[str]:
     yield "# What the server runs with: defaults < file < variables < flags."
     if effective.file is not None:
         yield f"# The file: {written(effective.file)}"
-    for heading, settings in groupby(declared(Settings), key=lambda setting: setting.heading):
+    for heading, settings in groupby(st.declared(st.Settings), key=lambda setting: setting.heading):
         yield ""
         yield f"# {heading}"
         for setting in settings:
@@ -209,7 +196,7 @@ def _lines(effective: Effective) -> Iterator[str]:
             yield f"{setting.name} = {value}  # {_source_of(setting, effective)}"
 
 
-def _source_of(setting: Setting, effective: Effective) -> str:
+def _source_of(setting: st.Setting, effective: Effective) -> str:
     source = effective.sources[setting.name]
     named = {"variable": f" {setting.variable}", "flag": f" {setting.flag}"}.get(source, "")
     none = getattr(effective.settings, setting.name) is None
@@ -229,6 +216,11 @@ COMMON: Final = frozenset(
     }
 )
 """Options in `--help`: those that pages and most servers use. `--help-all` has the others too."""
+OF_LOADING: Final = frozenset(
+    {"model", "slots", "device", "dtype", "quantize", "deterministic", "voice_steps"}
+    | {"context_percent"}
+)
+"""Settings by which a model is loaded."""
 _ALL: Final = "antiphon.help_all"
 """The key of a context whose help shows all options."""
 
@@ -238,7 +230,7 @@ Command = Callable[..., Any]
 class SettingType(click.ParamType[object]):
     """A value of a setting, checked as in a variable."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: st.Setting) -> None:
         self._setting = setting
         self.name = setting.name
 
@@ -250,9 +242,9 @@ class SettingType(click.ParamType[object]):
             return value
         try:
             if self._setting.kind == "texts":
-                return plain(value)
-            parsed = from_text(self._setting, value)
-        except ValueWrongError as error:
+                return st.plain(value)
+            parsed = st.from_text(self._setting, value)
+        except st.ValueWrongError as error:
             self.fail(str(error), param, ctx)
         return parsed
 
@@ -269,7 +261,7 @@ class SettingsCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options by group."""
-        headings = {setting.name: setting.heading for setting in declared(Settings)}
+        headings = {setting.name: setting.heading for setting in st.declared(st.Settings)}
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
@@ -288,8 +280,16 @@ def settings_options(command: Command) -> Command:
     text = "Show all options and exit."
     everything = partial(click.option, is_flag=True, is_eager=True, expose_value=False, help=text)
     command = everything("--help-all", callback=_help_all)(command)
-    for setting in reversed(declared(Settings)):
+    for setting in reversed(st.declared(st.Settings)):
         command = _option(setting)(command)
+    return command
+
+
+def loading_options(command: Command) -> Command:
+    """Add the flags of the settings by which a model is loaded, for commands besides `serve`."""
+    for setting in reversed(st.declared(st.Settings)):
+        if setting.name in OF_LOADING:
+            command = _option(setting, setting.default)(command)
     return command
 
 
@@ -297,27 +297,29 @@ def given(ctx: click.Context) -> dict[str, object]:
     """The values of the flags that were given, by setting; for a command of `settings_options`."""
     return {
         setting.name: ctx.params[setting.name]
-        for setting in declared(Settings)
+        for setting in st.declared(st.Settings)
         if ctx.get_parameter_source(setting.name) is ParameterSource.COMMANDLINE
     }
 
 
-def _option(setting: Setting) -> Callable[[Command], Command]:
+def _option(setting: st.Setting, default: object = None) -> Callable[[Command], Command]:
     help_text = f"{setting.help} [{_default_of(setting)}]"
     if setting.kind == "truth":
         negated = f"--no-{setting.flag.removeprefix('--')}"
-        return click.option(f"{setting.flag}/{negated}", setting.name, default=None, help=help_text)
+        flags = f"{setting.flag}/{negated}"
+        return click.option(flags, setting.name, default=default, help=help_text)
     return click.option(
         setting.flag,
         setting.name,
         type=SettingType(setting),
+        default=default,
         multiple=setting.kind == "texts",
         metavar="|".join(setting.choices) or METAVARS[setting.kind],
         help=help_text,
     )
 
 
-def _default_of(setting: Setting) -> str:
+def _default_of(setting: st.Setting) -> str:
     """The bracketed default and range after the help."""
     if setting.kind == "texts":
         return "default: none; repeatable"

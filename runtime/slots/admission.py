@@ -291,9 +291,7 @@ class Admission:
         now_ns = self._clock_ns()
         return tuple(
             TicketStatus(
-                ticket=waiting.ticket,
-                place=place,
-                waited_s=(now_ns - waiting.since_ns) // NS_PER_S,
+                ticket=waiting.ticket, place=place, waited_s=(now_ns - waiting.since_ns) // NS_PER_S
             )
             for place, waiting in zip(self.places(), self._waiting.values(), strict=True)
             if owner in (None, waiting.ticket.owner)
@@ -455,9 +453,7 @@ class Durations:
 
 
 def waits_ns(
-    durations: Durations,
-    held: Iterable[tuple[Mode, int, int]],
-    waiting: Sequence[tuple[Mode, int]],
+    durations: Durations, held: Iterable[tuple[Mode, int, int]], waiting: Sequence[tuple[Mode, int]]
 ) -> list[int]:
     """Estimate every session's wait: nanoseconds by position, never falling.
 

@@ -31,16 +31,7 @@ from anyio.abc import TaskGroup
 from protocol.values.digest import digest
 from protocol.values.errors import LocalProtocolError
 
-from ..model.backends.base import (
-    Backend,
-    BackendGone,
-    BackendInfo,
-    Closes,
-    DeviceLost,
-    Located,
-    Mortal,
-    Remote,
-)
+from ..model.backends import base
 from ..settings.settings import TEXTS_MAX
 from .pool import Lease, Pool
 
@@ -90,7 +81,7 @@ HOPE_S: Final = 120.0
 WORKERS_MAX: Final = TEXTS_MAX
 """As many as the settings may name."""
 
-Load = Callable[[int], Awaitable[Backend]]
+Load = Callable[[int], Awaitable[base.Backend]]
 """Loads the backend of a place, 0 to the number of workers - 1; raises its errors."""
 
 _logger = logging.getLogger("antiphon.workers")
@@ -100,17 +91,17 @@ class WorkersDifferError(ValueError):
     """A worker cannot stand in for another; the text names the differences."""
 
 
-def shared(info: BackendInfo) -> dict[str, str]:
+def shared(info: base.BackendInfo) -> dict[str, str]:
     """A fingerprint without the entry that names the instance."""
     return {name: value for name, value in info.fingerprint.items() if name != INSTANCE}
 
 
-def short_hash(info: BackendInfo) -> str:
+def short_hash(info: base.BackendInfo) -> str:
     """A short hash of a fingerprint, the same for all workers that agree: 12 hex digits."""
     return digest(shared(info))[:HASH_CHARS]
 
 
-def check_agreement(first: BackendInfo, other: BackendInfo, name: str) -> None:
+def check_agreement(first: base.BackendInfo, other: base.BackendInfo, name: str) -> None:
     """Raise `WorkersDifferError` if the worker called `name` does not agree with the first."""
     values = {name: (getattr(first, name), getattr(other, name)) for name in _AGREED}
     ours, theirs = shared(first), shared(other)
@@ -135,7 +126,7 @@ class NewPlace:
     """A place for a further worker: where it is, and how it is loaded; `load` raises its errors."""
 
     where: str
-    load: Callable[[], Awaitable[Backend]]
+    load: Callable[[], Awaitable[base.Backend]]
 
 
 @attrs.frozen(kw_only=True)
@@ -179,7 +170,7 @@ class Place:
         is_drained: its worker is not replaced.
     """
 
-    load: Callable[[], Awaitable[Backend]] | None
+    load: Callable[[], Awaitable[base.Backend]] | None
     worker: int
     where: str
     fingerprint: str
@@ -193,9 +184,9 @@ class Place:
     is_drained: bool = False
 
 
-def where_is(backend: Backend) -> str:
+def where_is(backend: base.Backend) -> str:
     """Where a backend is, for operators."""
-    return backend.where if isinstance(backend, Located) else EMBEDDED
+    return backend.where if isinstance(backend, base.Located) else EMBEDDED
 
 
 def status_of(place: Place, pool: Pool) -> WorkerStatus:
@@ -231,9 +222,9 @@ def workers_wanted(workers: Sequence[WorkerStatus], first_wait_s: int) -> int:
     return max(1, wanted + (first_wait_s > WAIT_S_MAX))
 
 
-async def close(backend: Backend) -> None:
+async def close(backend: base.Backend) -> None:
     """Close a backend that is given up; it may hang or fail."""
-    if not isinstance(backend, Closes):
+    if not isinstance(backend, base.Closes):
         return
     try:
         with anyio.move_on_after(CLOSE_WAIT_S, shield=True):
@@ -271,7 +262,7 @@ class Workers:
 
     def __init__(
         self,
-        backends: Sequence[Backend],
+        backends: Sequence[base.Backend],
         *,
         load: Load | None = None,
         extend: Extend | None = None,
@@ -304,7 +295,7 @@ class Workers:
         ]
 
     @property
-    def info(self) -> BackendInfo:
+    def info(self) -> base.BackendInfo:
         """The workers as one backend: all their slots, and the values on which they agree."""
         backends = self._backends.values()
         return attrs.evolve(
@@ -345,13 +336,13 @@ class Workers:
         return tuple(self._places)
 
     @property
-    def any_backend(self) -> Backend:
+    def any_backend(self) -> base.Backend:
         """Any of the backends, for values on which all agree; `BackendGone` if none is there."""
         for backend in self._backends.values():
             return backend
-        raise BackendGone("no worker is there")
+        raise base.BackendGone("no worker is there")
 
-    def backend_of(self, lease: Lease) -> Backend:
+    def backend_of(self, lease: Lease) -> base.Backend:
         """The backend of a lease that is out."""
         return self._backends[lease.worker]
 
@@ -431,7 +422,7 @@ class Workers:
     async def run(
         self,
         on_changed: Callable[[], None],
-        on_hopeless: Callable[[DeviceLost], None] = lambda _: None,
+        on_hopeless: Callable[[base.DeviceLost], None] = lambda _: None,
     ) -> None:
         """Replace condemned workers until cancelled.
 
@@ -470,9 +461,9 @@ class Workers:
         stirred, self._stirred = self._stirred, anyio.Event()
         stirred.set()
 
-    async def _watch(self, worker: int, backend: Backend) -> None:
+    async def _watch(self, worker: int, backend: base.Backend) -> None:
         """Condemn a worker when its backend is lost, whether a session uses it or not."""
-        if isinstance(backend, Mortal):
+        if isinstance(backend, base.Mortal):
             await backend.wait_gone()
             self._withdraw(worker)
 
@@ -481,7 +472,7 @@ class Workers:
         place: Place,
         tasks: TaskGroup,
         on_changed: Callable[[], None],
-        on_hopeless: Callable[[DeviceLost], None],
+        on_hopeless: Callable[[base.DeviceLost], None],
     ) -> None:
         _logger.error("worker %d is condemned and will be replaced", place.worker)
         if anyio.current_time() - place.since_s >= STEADY_S:
@@ -537,8 +528,8 @@ class Workers:
         retired.set()
 
     async def _keep_loading(
-        self, place: Place, on_hopeless: Callable[[DeviceLost], None]
-    ) -> Backend:
+        self, place: Place, on_hopeless: Callable[[base.DeviceLost], None]
+    ) -> base.Backend:
         assert place.load is not None
         place.is_loading = True
         while True:
@@ -552,15 +543,15 @@ class Workers:
                 text = str(error) or type(error).__name__
                 _logger.error("worker %d cannot be replaced yet: %s", place.worker, text)
                 is_last = len(list(self._condemned())) == len(self._places)
-                if isinstance(error, DeviceLost) and is_last:
+                if isinstance(error, base.DeviceLost) and is_last:
                     on_hopeless(error)
                     await anyio.sleep_forever()
 
-    async def _load_checked(self, load: Callable[[], Awaitable[Backend]]) -> Backend:
+    async def _load_checked(self, load: Callable[[], Awaitable[base.Backend]]) -> base.Backend:
         """Load a backend and check that it serves; if not, it is closed; raises any error."""
         backend = await load()
         try:
-            if isinstance(backend, Remote):
+            if isinstance(backend, base.Remote):
                 await backend.check()
             check_agreement(self._first, backend.info, f"worker {where_is(backend)}")
         except BaseException:

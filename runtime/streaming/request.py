@@ -33,17 +33,8 @@ from protocol.values.limits import NS_PER_S
 from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES, UNIT_BYTES, Picture, Sound, Text
 from protocol.values.modes import Mode
 
+from ..model.backends import streams
 from ..model.backends.base import BackendError, BackendGone, BackendRefused, ContextFull
-from ..model.backends.streams import (
-    Anchoring,
-    AnchorSession,
-    FinishReason,
-    Part,
-    Sampled,
-    SamplingParams,
-    Streams,
-    TokenIds,
-)
 from ..model.engine.backend import Pace
 from ..slots.admission import Admission, Refused
 from ..slots.pool import Lease
@@ -53,45 +44,45 @@ from ..slots.workers import Workers
 
 BYTES: Final = bytes | bytearray | memoryview
 """Sequences of integers, but never meant as token ids."""
-PromptPart = str | SupportsIndex | Part | Sequence[SupportsIndex]
-Prompt = str | Part | Sequence[PromptPart]
+PromptPart = str | SupportsIndex | streams.Part | Sequence[SupportsIndex]
+Prompt = str | streams.Part | Sequence[PromptPart]
 """Text, token ids, sound or a picture, or a sequence of these; adjacent ids are one run."""
 
 
-def parts_of(prompt: object) -> tuple[Part, ...]:
+def parts_of(prompt: object) -> tuple[streams.Part, ...]:
     """Read a `Prompt` into parts; adjacent ids become one. `TypeError` names an unknown part."""
-    alone = isinstance(prompt, str | Text | TokenIds | Sound | Picture)
+    alone = isinstance(prompt, str | Text | streams.TokenIds | Sound | Picture)
     if not alone and (not isinstance(prompt, Sequence) or isinstance(prompt, BYTES)):
         raise TypeError(f"prompt is a {type(prompt).__name__}: no text, ids, sound or picture")
-    parts: list[Part] = []
+    parts: list[streams.Part] = []
     for part in _parts((prompt,) if alone else prompt):
         last = parts[-1] if parts else None
-        if isinstance(part, TokenIds) and isinstance(last, TokenIds):
-            parts[-1] = TokenIds(ids=last.ids + part.ids)
+        if isinstance(part, streams.TokenIds) and isinstance(last, streams.TokenIds):
+            parts[-1] = streams.TokenIds(ids=last.ids + part.ids)
         else:
             parts.append(part)
     return tuple(parts)
 
 
-def _parts(prompt: object) -> Iterator[Part]:
+def _parts(prompt: object) -> Iterator[streams.Part]:
     assert isinstance(prompt, Sequence)
     for place, part in enumerate(prompt):
-        if isinstance(part, Text | TokenIds | Sound | Picture):
+        if isinstance(part, Text | streams.TokenIds | Sound | Picture):
             yield part
         elif isinstance(part, str):
             yield Text(text=part)
         elif isinstance(part, SupportsIndex) and not isinstance(part, bool):
-            yield TokenIds(ids=(part,))
+            yield streams.TokenIds(ids=(part,))
         else:
             yield _ids(place, part)
 
 
-def _ids(place: int, part: object) -> TokenIds:
+def _ids(place: int, part: object) -> streams.TokenIds:
     """A sequence of ids within a prompt."""
     if isinstance(part, Sequence) and not isinstance(part, BYTES):
         found = [item for item in part if isinstance(item, SupportsIndex)]
         if len(found) == len(part):
-            return TokenIds(ids=found)
+            return streams.TokenIds(ids=found)
     raise TypeError(f"prompt[{place}] is a {type(part).__name__}: no text, ids, sound or picture")
 
 
@@ -107,9 +98,9 @@ class StreamingInput:
     """
 
     prompt: Prompt
-    sampling_params: SamplingParams | None = None
+    sampling_params: streams.SamplingParams | None = None
     due_s: float | None = None
-    parts: tuple[Part, ...] = attrs.field(init=False, repr=False)
+    parts: tuple[streams.Part, ...] = attrs.field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         object.__setattr__(self, "parts", parts_of(self.prompt))
@@ -144,7 +135,7 @@ class StreamingOutput:
     chunk: int = 0
     token_ids: tuple[int, ...] = ()
     text: str = ""
-    finish_reason: FinishReason | Literal["abort"] | None = None
+    finish_reason: streams.FinishReason | Literal["abort"] | None = None
     computed_tokens: int = 0
     prompt_tokens: int = 0
     kv_length: int = 0
@@ -172,8 +163,8 @@ class Request:
     def __init__(
         self,
         inputs: AsyncIterator[StreamingInput],
-        params: SamplingParams,
-        anchoring: Anchoring,
+        params: streams.SamplingParams,
+        anchoring: streams.Anchoring,
         slots: Slots,
     ) -> None:
         self.anchoring = anchoring
@@ -181,7 +172,7 @@ class Request:
         self._scope = anyio.CancelScope()
         self._lease: Lease | None = None
         self._is_unclean = self._is_aborted = False
-        self._anchor: AnchorSession | None = None
+        self._anchor: streams.AnchorSession | None = None
         self._pace, self._recut = Pace(), Recut()
         self._chunks, self._is_owed, self._held = 0, False, ""
         self._last = StreamingOutput(request_id=anchoring.request_id)
@@ -328,7 +319,7 @@ class Request:
     ) -> None:
         """Answer the chunks on a slot, and leave it clean."""
         backend = self._slots.workers.backend_of(lease)
-        if not isinstance(backend, Streams):
+        if not isinstance(backend, streams.Streams):
             raise BackendRefused(f"model {backend.info.name} takes no streaming input")
         try:
             self._anchor = await backend.anchor(self.anchoring, slot=lease.slot)
@@ -350,7 +341,7 @@ class Request:
 
     async def _answer_all(
         self,
-        anchor: AnchorSession,
+        anchor: streams.AnchorSession,
         first: Waiting,
         receive: MemoryObjectReceiveStream[Waiting],
     ) -> None:
@@ -367,7 +358,9 @@ class Request:
             self._chunks -= self._is_owed  # Its own chunk if not answered yet, else one more.
             await self._answer(anchor, attrs.evolve(item, prompt=rest), anyio.current_time())
 
-    async def _answer(self, anchor: AnchorSession, item: StreamingInput, came_s: float) -> bool:
+    async def _answer(
+        self, anchor: streams.AnchorSession, item: StreamingInput, came_s: float
+    ) -> bool:
         """Answer a chunk; False if the context is full."""
         parts = self._recut.cut(item.parts)
         self._chunks, self._is_owed = self._chunks + 1, bool(item.parts) and not parts
@@ -407,7 +400,7 @@ class Request:
             return None
         return self._pace.due_s(came_s, item.sound_s) - anyio.current_time()
 
-    def _emit(self, sampled: Sampled) -> None:
+    def _emit(self, sampled: streams.Sampled) -> None:
         self._add_output(
             StreamingOutput(
                 request_id=self.anchoring.request_id,
@@ -524,16 +517,16 @@ class Recut:
 
     left: bytes = b""
 
-    def cut(self, prompt: Sequence[Part]) -> tuple[Part, ...]:
+    def cut(self, prompt: Sequence[streams.Part]) -> tuple[streams.Part, ...]:
         """Re-cut sound to whole seconds; `BackendRefused` names a part that is invalid sound."""
         return tuple(piece for place, part in enumerate(prompt) for piece in self._cut(place, part))
 
-    def rest(self) -> tuple[Part, ...]:
+    def rest(self) -> tuple[streams.Part, ...]:
         """Take the rest, padded with silence; empty if there is none."""
         left, self.left = self.left, b""
         return (Sound(pcm=left.ljust(UNIT_BYTES, b"\0")),) if left else ()
 
-    def _cut(self, place: int, part: Part) -> Iterator[Part]:
+    def _cut(self, place: int, part: streams.Part) -> Iterator[streams.Part]:
         if not isinstance(part, Sound):
             yield from self.rest()
             yield part

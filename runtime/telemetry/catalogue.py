@@ -282,22 +282,16 @@ CONVERSATION: Final[Mapping[str, Metric]] = {
     "take_over_rate": _talk(
         "take_over_ratio", "Share of a session's turns that the model answered.", SHARE_BUCKETS
     ),
-    "unanswered": _count(
-        "conversation_unanswered", "Turns that the model did not answer for 4 s.", mode=_DUPLEX
-    ),
+    "unanswered": _times("unanswered", "Turns that the model did not answer for 4 s."),
     "pause_take_over_rate": _talk(
         "pause_take_over_ratio",
         "Share of a session's pauses that the model took for the end of a turn.",
         SHARE_BUCKETS,
     ),
-    "false_starts": _count(
-        "conversation_false_starts",
-        "Short starts of the model that ended as the user spoke.",
-        mode=_DUPLEX,
+    "false_starts": _times(
+        "false_starts", "Short starts of the model that ended as the user spoke."
     ),
-    "early_starts": _count(
-        "conversation_early_starts", "Starts of the model while the user spoke.", mode=_DUPLEX
-    ),
+    "early_starts": _times("early_starts", "Starts of the model while the user spoke."),
     "overlap": _talk(
         "overlap_seconds", "Time of a session in which both voices are heard.", AMOUNT_BUCKETS_S
     ),
@@ -306,9 +300,7 @@ CONVERSATION: Final[Mapping[str, Metric]] = {
         "Share of a session in which early starts of the model are heard over the user.",
         SHARE_BUCKETS,
     ),
-    "barge_ins": _count(
-        "conversation_barge_ins", "Times that the user began to speak over the model.", mode=_DUPLEX
-    ),
+    "barge_ins": _times("barge_ins", "Times that the user began to speak over the model."),
     "barge_in_yield_rate": _talk(
         "barge_in_yield_ratio",
         "Share of a session's barge-ins to which the model yielded.",
@@ -324,12 +316,8 @@ CONVERSATION: Final[Mapping[str, Metric]] = {
         "From a client's `force_listen` to the last sample that the model is heard.",
         DELAY_BUCKETS_S,
     ),
-    "user_backchannels": _count(
-        "conversation_user_backchannels", "Backchannels of the user.", mode=_DUPLEX
-    ),
-    "model_backchannels": _count(
-        "conversation_model_backchannels", "Backchannels of the model.", mode=_DUPLEX
-    ),
+    "user_backchannels": _times("user_backchannels", "Backchannels of the user."),
+    "model_backchannels": _times("model_backchannels", "Backchannels of the model."),
     "self_talk": _talk(
         "self_talk_seconds",
         "Sound of the model in a session that answers no speech.",

@@ -16,7 +16,6 @@ from itertools import accumulate
 from typing import Final, get_args
 from weakref import WeakValueDictionary
 
-import attrs
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
@@ -29,7 +28,6 @@ from protocol.machine.session import Connected, Session
 from protocol.values import events as ev
 from protocol.values.effects import Effect, StartTurn
 from protocol.values.events import ConnectionOpened
-from protocol.values.messages import EndReason, ServerMessage
 from protocol.values.modes import Mode
 from protocol.values.requests import ClientMessage
 from protocol.values.state import State
@@ -40,7 +38,7 @@ from ..net.limits import Counters, Drop, Refusal
 from ..slots.workers import WorkersStatistics
 from .catalogue import Metric
 from .meters import Instruments, Labels, Meter, ModeInstruments, Series
-from .watching import ServerStatus
+from .watching import Noted, ServerStatus
 
 # -- the server's state ----------------------------------------------------------------------------
 
@@ -252,19 +250,6 @@ BYTES_MAX: Final = 4 << 20
 """Of clients' messages and media, kept by steps that wait."""
 
 
-@attrs.define
-class _Noted:
-    """A session after a step, as far as a meter reads it (`Shown`)."""
-
-    dialect_name: str
-    end_reason: EndReason | None
-    sent: Sequence[ServerMessage]
-    state: State
-    accepted: ClientMessage | None
-    units_waiting: int
-    samples_waiting: int
-
-
 class Backlog:
     """The steps of a server's sessions that are not counted yet, in order."""
 
@@ -335,8 +320,8 @@ class DeferredMeter:
             raise self._error
 
 
-def _note(session: Session) -> _Noted:
-    return _Noted(
+def _note(session: Session) -> Noted:
+    return Noted(
         dialect_name=session.dialect_name,
         end_reason=session.end_reason,
         sent=session.sent,

@@ -30,36 +30,21 @@ if TYPE_CHECKING:
     from ..access.gate import Reason
 
 
-class Shown(Protocol):
-    """What a meter reads of a session; each as `Session` has it."""
+@attrs.define
+class Noted:
+    """A session after a step, as far as a meter reads it; each attribute as `Session` has it."""
 
-    @property
-    def dialect_name(self) -> str:
-        """The dialect of its client."""
+    dialect_name: str
+    end_reason: EndReason | None
+    sent: Sequence[ServerMessage]
+    state: State
+    accepted: ClientMessage | None
+    units_waiting: int
+    samples_waiting: int
 
-    @property
-    def end_reason(self) -> EndReason | None:
-        """Why it ended."""
 
-    @property
-    def sent(self) -> Sequence[ServerMessage]:
-        """Messages to the client in the last step."""
-
-    @property
-    def state(self) -> State:
-        """The session's state."""
-
-    @property
-    def accepted(self) -> ClientMessage | None:
-        """The client's message in the last step."""
-
-    @property
-    def units_waiting(self) -> int:
-        """Full seconds of input that wait."""
-
-    @property
-    def samples_waiting(self) -> int:
-        """Samples of input that the model has not begun to hear."""
+Shown = Session | Noted
+"""What a meter is shown of a session."""
 
 
 class Watcher(Protocol):

@@ -8,25 +8,18 @@ import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import anyio
 import click
 from anyio.abc import Listener, SocketAttribute, SocketStream, TaskGroup
 
-from protocol.values.limits import VOICE_STEPS, VOICE_STEPS_MAX
-
 from ..link.address import TcpAddress, UnixAddress, WorkerAddress, read_address
 from ..link.hello import read_token
+from ..model import models
 from ..model.backends.base import Backend, BackendError, Closes
-from ..model.models import (
-    ModelUnknownError,
-    check_model,
-    load_backend_async,
-    require_deterministic,
-)
 from ..net.tls import Certificate, CertificateError
-from ..settings.settings import CONTEXT_PERCENT, DEVICES, DTYPES, QUANTIZATIONS
+from ..settings.sources import loading_options
 from ..telemetry.logs import Format, announce, configure
 from .worker import Worker
 
@@ -38,45 +31,13 @@ STDIN: Final = 0
 
 
 @click.command("start")
-@click.option(
-    "--model",
-    default="tiny",
-    show_default=True,
-    help="The model, named as for `antiphon serve`.",
-)
+@loading_options
 @click.option(
     "--listen",
     required=True,
     metavar="ADDRESS",
     help="unix:PATH, a socket that only this user can open; or tcp:HOST:PORT, port 0 for a free "
     "one. A host that is not loopback needs --token-file, --tls-cert and --tls-key.",
-)
-@click.option(
-    "--slots",
-    type=click.IntRange(1, 1024),
-    help="Concurrent sessions of all gateways together [default: as for `antiphon serve`].",
-)
-@click.option("--device", type=click.Choice(DEVICES), help="Device of the model.")
-@click.option("--dtype", type=click.Choice(DTYPES), help="Format of weights and caches.")
-@click.option("--quantize", type=click.Choice(QUANTIZATIONS), help="As for `antiphon serve`.")
-@click.option(
-    "--deterministic",
-    is_flag=True,
-    help="Make a session's bytes independent of other sessions, or do not start.",
-)
-@click.option(
-    "--voice-steps",
-    type=click.IntRange(1, VOICE_STEPS_MAX),
-    default=VOICE_STEPS,
-    show_default=True,
-    help="As for `antiphon serve`.",
-)
-@click.option(
-    "--context-percent",
-    type=click.IntRange(5, CONTEXT_PERCENT),
-    default=CONTEXT_PERCENT,
-    show_default=True,
-    help="As for `antiphon serve`.",
 )
 @click.option(
     "--token-file",
@@ -101,13 +62,6 @@ def start_command(
     *,
     model: str,
     listen: str,
-    slots: int | None,
-    device: str | None,
-    dtype: str | None,
-    quantize: str | None,
-    deterministic: bool,
-    voice_steps: int,
-    context_percent: int,
     token_file: Path | None,
     tls_cert: Path | None,
     tls_key: Path | None,
@@ -115,6 +69,7 @@ def start_command(
     no_tls: bool,
     log_format: str,
     verbose: bool,
+    **how: Any,
 ) -> None:
     """Serve a model to gateways: `antiphon serve --worker-address ADDRESS`.
 
@@ -136,33 +91,24 @@ def start_command(
     """  # noqa: D301 - click takes a backspace to keep the lines
     format: Format = "json" if log_format == "json" else "text"  # noqa: A001
     configure(format, "info" if verbose else "warning")
-    say = partial(announce, format, logger="antiphon.worker")
+    report = partial(announce, format, logger="antiphon.worker")
     if until_stdin_ends:
         threading.Thread(target=_end_with_stdin, name="stdin", daemon=True).start()
     try:
         address, token = read_address(listen), read_token(token_file) if token_file else ""
-        check_model(model)
+        models.check_model(model)
         certificate = _certificate(tls_cert, tls_key)
-    except (ValueError, ModelUnknownError, CertificateError) as error:
+    except (ValueError, models.ModelUnknownError, CertificateError) as error:
         raise click.UsageError(str(error)) from error
     if not address.is_local and not (token and (certificate or no_tls)):
         raise click.UsageError(
             f"{address} can be reached from other machines: it needs --token-file, and --tls-cert "
             "with --tls-key"
         )
-    load = partial(
-        load_backend_async,
-        model,
-        slots,
-        device=device,
-        dtype=dtype,
-        deterministic=deterministic,
-        voice_steps=voice_steps,
-        quantize=quantize,
-        context_percent=context_percent,
-    )
+    load = partial(models.load_backend_async, model, **how)
+    is_exact = how["deterministic"]
     serve = partial(
-        _serve, address, token, certificate, load, model, deterministic=deterministic, say=say
+        _serve, address, token, certificate, load, model, deterministic=is_exact, report=report
     )
     try:
         lost = anyio.run(serve, backend="trio")
@@ -171,7 +117,7 @@ def start_command(
         raise click.ClickException(f"cannot serve {model} at {listen}: {why}") from error
     if lost:
         raise click.ClickException(f"the model is lost: {lost}")
-    say("stopped")
+    report("stopped")
 
 
 def _certificate(cert: Path | None, key: Path | None) -> Certificate | None:
@@ -190,7 +136,7 @@ async def _serve(
     model: str,
     *,
     deterministic: bool,
-    say: Callable[..., None],
+    report: Callable[..., None],
 ) -> str:
     """Serve until a signal; return why the model was lost, or an empty text.
 
@@ -203,11 +149,11 @@ async def _serve(
     try:
         async with listener, anyio.create_task_group() as tasks:
             tasks.start_soon(_end_by_signal, tasks)
-            say(f"loading {model}")
+            report(f"loading {model}")
             try:
                 backend = await load()
                 if deterministic:
-                    require_deterministic(model, backend.info)
+                    models.require_deterministic(model, backend.info)
             except Exception as error:
                 failure = error
                 tasks.cancel_scope.cancel()
@@ -216,7 +162,7 @@ async def _serve(
                 if certificate is not None:
                     tasks.start_soon(certificate.watch)
                     worker.tls = lambda: certificate.context
-                say(f"listening on {bound}", "ready")
+                report(f"listening on {bound}", "ready")
                 await worker.serve(listener)
     finally:
         if isinstance(address, UnixAddress):

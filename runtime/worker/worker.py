@@ -37,15 +37,7 @@ from ..link.hello import Wire, greet_gateway
 from ..link.limits import GREETINGS_MAX, HELLO_WAIT_S, LINKS_MAX, TEXT_CHARS_MAX
 from ..link.link import Link
 from ..link.messages import Answer, Ask, Cancel, Failed, Message, Rebuild, Speaks, Why
-from ..model.backends.base import (
-    Backend,
-    BackendError,
-    BackendGone,
-    BackendRefused,
-    ContextFull,
-    DeviceLost,
-    Rebuilds,
-)
+from ..model.backends import base
 
 CALL_WAIT_S: Final = 10.0
 """For a call that was cut, as a gateway waits by default; then it hangs."""
@@ -56,12 +48,12 @@ _logger = logging.getLogger("antiphon.worker")
 
 _LEFT: Final = (LinkLeft, anyio.EndOfStream, anyio.BrokenResourceError)
 """A health check connects and leaves, every few seconds."""
-_WHYS: Final[tuple[tuple[type[BackendError], Why], ...]] = (
-    (DeviceLost, "device_lost"),
-    (BackendGone, "gone"),
-    (BackendRefused, "refused"),
-    (ContextFull, "context_full"),
-    (BackendError, "error"),
+_WHYS: Final[tuple[tuple[type[base.BackendError], Why], ...]] = (
+    (base.DeviceLost, "device_lost"),
+    (base.BackendGone, "gone"),
+    (base.BackendRefused, "refused"),
+    (base.ContextFull, "context_full"),
+    (base.BackendError, "error"),
 )
 """From the most special class to the most general."""
 
@@ -77,7 +69,7 @@ class Worker:
     `lost_because`: why it ended by itself, or empty.
     """
 
-    backend: Backend
+    backend: base.Backend
     tasks: TaskGroup
     token: str = ""
     tls: Callable[[], ssl.SSLContext] | None = None
@@ -104,9 +96,9 @@ class Worker:
     def lease(self, wanted: int) -> int:
         """Lease a free slot, `wanted` if it is one; `BackendError` where none is free."""
         if self._withheld:
-            raise BackendGone("a call hangs in the worker, which will end")
+            raise base.BackendGone("a call hangs in the worker, which will end")
         if not self._free:
-            raise BackendError("no slot of the worker is free: other gateways hold them")
+            raise base.BackendError("no slot of the worker is free: other gateways hold them")
         if wanted in self._free:
             self._free.remove(wanted)
             heapq.heapify(self._free)
@@ -123,7 +115,7 @@ class Worker:
         if self._withheld and not self.leased:
             self._end("a call hangs in the model")
 
-    def lost(self, error: BackendGone) -> None:
+    def lost(self, error: base.BackendGone) -> None:
         """The backend is gone, with all sessions: end."""
         if not self._withheld:
             self._end(str(error))
@@ -175,10 +167,7 @@ class Worker:
             with anyio.fail_after(HELLO_WAIT_S):
                 if self.tls is not None:
                     stream = await TLSStream.wrap(
-                        stream,
-                        server_side=True,
-                        ssl_context=self.tls(),
-                        standard_compatible=False,
+                        stream, server_side=True, ssl_context=self.tls(), standard_compatible=False
                     )
                 wire = Wire(stream)
                 info = self.backend.info
@@ -265,7 +254,7 @@ class GatewayLink:
         """Give a session its slot, and begin its first call."""
         try:
             slot = self._worker.lease(message.slot)
-        except BackendError as error:
+        except base.BackendError as error:
             self._send_failed(message.call, message.session, error)
             return
         model = HeldModel(backend=self._worker.backend, slot=slot, now_ns=lambda: 0)
@@ -316,7 +305,7 @@ class GatewayLink:
         done: ev.Event | Exception
         try:
             done = await self._perform(session, message)
-        except BackendError as error:
+        except base.BackendError as error:
             done = error
         except Exception as error:
             _logger.exception("the backend broke")
@@ -324,7 +313,7 @@ class GatewayLink:
         except anyio.get_cancelled_exc_class():
             self._ended(session)
             if session.scope.cancel_called:
-                cancelled = BackendError("it was cancelled")
+                cancelled = base.BackendError("it was cancelled")
                 self._send_failed(message.call, session.number, cancelled)
             raise
         self._ended(session)
@@ -346,10 +335,12 @@ class GatewayLink:
         model = session.model
         match message:
             case Cancel():
-                raise BackendError("it was cancelled")
+                raise base.BackendError("it was cancelled")
             case Rebuild():
-                if not isinstance(model.opened, Rebuilds):
-                    raise BackendError(f"model {model.backend.info.name} cannot rebuild a session")
+                if not isinstance(model.opened, base.Rebuilds):
+                    raise base.BackendError(
+                        f"model {model.backend.info.name} cannot rebuild a session"
+                    )
                 done = await model.opened.rebuild(message.past, exact=message.exact)
                 return ev.FinalizeDone(at_ns=0, finalized=done)
             case Ask(effect=ef.StartUnit(unit=unit)):
@@ -362,7 +353,7 @@ class GatewayLink:
 
     async def _release(self, session: Session, message: Ask | None = None) -> None:
         """Release a session when its call has ended, and answer; both waits are bounded."""
-        failure: Exception | None = BackendError("its call or its release hangs")
+        failure: Exception | None = base.BackendError("its call or its release hangs")
         is_clean = False
         try:
             with anyio.CancelScope(shield=True):
@@ -411,7 +402,7 @@ class GatewayLink:
             return  # The gateway is gone, and so are its sessions.
         except RecordInvalid as error:
             assert isinstance(message, Answer)
-            too_large = BackendError(f"the answer is too large for one message: {error}")
+            too_large = base.BackendError(f"the answer is too large for one message: {error}")
             self._send_failed(message.call, message.session, too_large)
 
     def _send_done(self, message: Call, event: ev.Event) -> None:
@@ -424,7 +415,7 @@ class GatewayLink:
         why: Why = next((why for kind, why in _WHYS if isinstance(error, kind)), "broke")
         text = str(error)[:TEXT_CHARS_MAX] if why != "broke" else type(error).__name__
         self._send(Failed(call=call, session=session, why=why, text=text))
-        if isinstance(error, BackendGone):
+        if isinstance(error, base.BackendGone):
             self._worker.lost(error)
 
     def _send_speaks(self) -> None:

@@ -102,7 +102,7 @@ from protocol.wire.dialects import DIALECTS, OMNI, OPENAI, OPENAI_TRANSCRIPTION,
 from protocol.wire.dialects.base import Context, Dialect
 from protocol.wire.dialects.opening import OPENING, choose
 from protocol.wire.dialects.shared import is_openai_update
-from runtime.commands.schema_document import END_CLOSES
+from runtime.commands.schema import END_CLOSES
 from tests.fuzz.case import (
     OPENAI_DIALECTS,
     SHOWN_CHARS,

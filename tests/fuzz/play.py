@@ -46,7 +46,6 @@ from runtime.model.backends.scripted import Step as ModelStep
 from runtime.model.backends.scripted_chat import tone
 from runtime.net.websocket import WebSocket, WebSocketClosed, deliver_received
 from runtime.serve.routing import Route, route
-from runtime.session.identity import CountedIdentities
 from runtime.session.server import Server
 from runtime.session.setup import Arrival
 from runtime.settings.settings import Settings
@@ -64,6 +63,7 @@ from tests.fuzz.case import (
     fill,
 )
 from tests.fuzz.judge import ABNORMAL, Judge
+from tests.sessions.identities import CountedIdentities
 
 # -- a client that plays a case -------------------------------------------------------------------
 

@@ -10,9 +10,11 @@ import attrs
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from runtime.commands.bench_engine import Case, EngineRun, Load, run_virtual
+from runtime.commands.bench_engine import Case, EngineRun, Load
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.work import Work
+
+from .virtual import run_virtual
 
 NS_PER_MS: Final = 1e6
 SHOWN: Final[dict[str, Any]] = {"row_limit": 40, "max_name_column_width": 70}

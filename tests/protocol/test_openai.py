@@ -16,7 +16,7 @@ from protocol.values.state import State
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects import DIALECTS, OPENAI
 from protocol.wire.dialects.base import Context
-from runtime.commands.schema_document import CHANNELS
+from runtime.commands.schema import CHANNELS
 from runtime.serve.routing import SPOKEN, NotServedError, route
 from tests.protocol.test_early import LIMITS
 

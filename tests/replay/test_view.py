@@ -110,36 +110,22 @@ def values(parts: list[Part]) -> list[Any]:
     return [part.value for part in parts]
 
 
-def test_the_user_is_heard_where_the_sound_arrived() -> None:
-    """Words would stand a second after the unit that answers them."""
+def test_a_gap_begins_a_piece() -> None:
+    """A page would hold minutes of silence."""
     track = Track("user")
-    first, _ = track.take(5 * NS_PER_S, second(), is_captured=True)
-    after, _ = track.take(6 * NS_PER_S, second(), is_captured=True)
-    assert (first.begin_ns, first.end_ns) == (4 * NS_PER_S, 5 * NS_PER_S)
-    assert (after.begin_ns, after.end_ns) == (5 * NS_PER_S, 6 * NS_PER_S)
+    assert track.take(INPUT_RATE_HZ, second()) == []
+    (piece,) = values(track.take(3 * INPUT_RATE_HZ, second()))
+    assert (piece["begin_ns"], piece["end_ns"]) == (NS_PER_S, 2 * NS_PER_S)
     (piece,) = values(track.flush())
-    assert (piece["begin_ns"], piece["end_ns"], piece["lead_s"]) == (4 * NS_PER_S, 6 * NS_PER_S, 0)
+    assert (piece["begin_ns"], piece["end_ns"], piece["lead_s"]) == (3 * NS_PER_S, 4 * NS_PER_S, 0)
+    assert track.flush() == []
 
 
-def test_what_came_at_once_is_heard_one_after_the_other() -> None:
-    """What a network held up would be heard twice at a time, or not at all."""
-    track = Track("user")
-    track.take(2 * NS_PER_S, second(), is_captured=True)
-    parts: list[Part] = []
-    for _ in range(3):
-        heard, more = track.take(6 * NS_PER_S, second(), is_captured=True)
-        parts += more
-    assert (heard.end_ns, track.end_ns) == (6 * NS_PER_S, 6 * NS_PER_S)
-    spans = [(piece["begin_ns"], piece["end_ns"]) for piece in values(parts + track.flush())]
-    assert spans == [(NS_PER_S, 2 * NS_PER_S), (3 * NS_PER_S, 6 * NS_PER_S)]
-
-
-def test_jitter_moves_no_sound_and_begins_no_piece() -> None:
+def test_jitter_begins_no_piece() -> None:
     """A page of ten minutes would be cut into hundreds of pieces, or run ahead of the log."""
     track = Track("user")
-    track.take(NS_PER_S, second(), is_captured=True)
-    heard, parts = track.take(2 * NS_PER_S + 30_000_000, second(), is_captured=True)
-    assert (heard.begin_ns, parts) == (NS_PER_S + 30_000_000, [])
+    late = INPUT_RATE_HZ * 30 // 1000
+    assert track.take(0, second()) + track.take(INPUT_RATE_HZ + late, second()) == []
     (piece,) = values(track.flush())
     assert (piece["begin_ns"], piece["end_ns"]) == (0, 2 * NS_PER_S + 30_000_000)
 
@@ -148,41 +134,19 @@ def test_jitter_moves_no_sound_and_begins_no_piece() -> None:
 def test_a_flood_is_heard_up_to_the_bound() -> None:
     """A client that sends hours of sound at once would make a page of hours."""
     track = Track("user")
-    for _ in range(VOICE_S_MAX // 10 + 6):
-        track.take(10 * NS_PER_S, second(seconds=10), is_captured=True)
-    assert track.end_ns == VOICE_S_MAX * NS_PER_S
+    parts: list[Part] = []
+    for number in range(VOICE_S_MAX // 10 + 6):
+        parts += track.take(10 * number * INPUT_RATE_HZ, second(seconds=10))
+    assert values(parts + track.flush())[-1]["end_ns"] == VOICE_S_MAX * NS_PER_S
     assert track.left_out_s == 60
-    track.flush()
-
-
-def test_the_model_is_heard_one_second_behind_the_other() -> None:
-    """Seconds that came early would be drawn and played on top of each other."""
-    track = Track("model")
-    first, _ = track.take(NS_PER_S, second(rate_hz=OUTPUT_RATE_HZ))
-    after, _ = track.take(NS_PER_S * 3 // 2, second(rate_hz=OUTPUT_RATE_HZ))
-    late, parts = track.take(7 * NS_PER_S, second(rate_hz=OUTPUT_RATE_HZ))
-    assert (first.begin_ns, after.begin_ns, late.begin_ns) == (NS_PER_S, 2 * NS_PER_S, 7 * NS_PER_S)
-    assert [(each["begin_ns"], each["end_ns"]) for each in values(parts)] == [
-        (NS_PER_S, 3 * NS_PER_S)
-    ]
-
-
-def test_what_is_cut_off_is_not_heard() -> None:
-    """An interrupted model would speak on in the page."""
-    track = Track("model")
-    track.take(0, second(rate_hz=OUTPUT_RATE_HZ, seconds=4))
-    (piece,) = values(track.stop(NS_PER_S))
-    assert (piece["begin_ns"], piece["end_ns"], track.end_ns) == (0, NS_PER_S, NS_PER_S)
-    assert track.stop(2 * NS_PER_S) == []
-    assert track.flush() == []
 
 
 def test_a_long_stretch_is_cut_into_pieces_that_overlap() -> None:
     """Seeking would decode minutes, or each piece would begin with a click."""
     track = Track("user")
     parts = []
-    for number in range(1, 2 * PIECE_S + 11):
-        parts += track.take(number * NS_PER_S, second(0.1), is_captured=True)[1]
+    for number in range(2 * PIECE_S + 10):
+        parts += track.take(number * INPUT_RATE_HZ, second(0.1))
     pieces = values(parts + track.flush())
     assert [round((piece["end_ns"] - piece["begin_ns"]) / NS_PER_S) for piece in pieces] == [
         *(PIECE_S, PIECE_S, 10)
@@ -195,8 +159,8 @@ def test_a_voice_has_a_bound() -> None:
     """A log that claims a day of sound would fill the memory."""
     track = Track("model")
     track._kept_samples = VOICE_S_MAX * OUTPUT_RATE_HZ - 10
-    heard, parts = track.take(0, second(rate_hz=OUTPUT_RATE_HZ))
-    assert (heard.end_ns, parts, track.left_out_s) == (0, [], 1)
+    parts = track.take(0, second(rate_hz=OUTPUT_RATE_HZ))
+    assert (parts, track.flush(), track.left_out_s) == ([], [], 1)
 
 
 def decode(opus: bytes) -> np.ndarray[Any, Any]:
@@ -221,7 +185,7 @@ def test_wild_samples_are_clipped() -> None:
     """A client's 3e38 would silence the encoder, or end it."""
     track = Track("user")
     wild = np.array([3e38, -3e38, np.nan, np.inf] * 4000, "<f4").tobytes()
-    track.take(NS_PER_S, wild + b"\0\0", is_captured=True)
+    track.take(0, wild + b"\0\0")
     (piece,) = values(track.flush())
     assert set(np.frombuffer(pybase64.b64decode(piece["peaks"]), np.int8)) <= {-127, 0, 127}
     assert np.abs(decode(pybase64.b64decode(piece["file"]))).max() < 4

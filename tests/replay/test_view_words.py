@@ -10,19 +10,16 @@ import attrs
 import pytest
 
 from protocol.values.limits import NS_PER_S
-from protocol.values.messages import Delta, Metrics, Response, ServerMessage
-from protocol.wire.codec import parse_frame
+from protocol.values.messages import Delta, Metrics, Response
 from protocol.wire.dialects import LEGACY_CHAT, REALTIME, Dialect
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from replay.eval.evaluate import scores_json
 from replay.eval.scores import score
 from replay.story.inspect import to_json
-from replay.story.reading import Dictated
-from replay.view.story import Dialogue
 from tests.browser.view_pages import narrate, texts_of
 from tests.replay.evaluated import Duplex, facts_of, loud
-from tests.replay.test_logs import HEAD
+from tests.replay.test_logs import HEAD, OPENED, Scene
 from tests.replay.test_view import GOLDEN, SAMPLED, golden
 
 
@@ -74,15 +71,13 @@ def test_an_answer_is_said_once(dialect: Dialect, pieces: tuple[str, ...]) -> No
         recording_id="",
         metrics=Metrics(kv_cache_length=3),
     )
-    dialogue = Dialogue(Dictated())
-    answered: list[ServerMessage] = [*(Delta(**ids, text=text) for text in pieces), answer]
-    for message in answered:
+    endpoint = "chat" if dialect is LEGACY_CHAT else "realtime"
+    items = Scene(attrs.evolve(OPENED, mode="chat", endpoint=endpoint)).records[1:]
+    for message in [*(Delta(**ids, text=text) for text in pieces), answer]:
         for frame in dialect.encode(message):
-            record = Record(kind="tx", seq=1, at_ns=5, fields={"frame": frame})
-            messages = dialect.decode(parse_frame(frame), "chat")
-            dialogue.send(record, messages, record.at_ns)
-    dialogue.end()
-    assert "".join(text for _, _, _, text, _ in dialogue.words) == "Good morning."
+            items.append(Record(kind="tx", seq=len(items), at_ns=5, fields={"frame": frame}))
+    (story,) = narrate(HEAD, items)["story"]
+    assert "".join(text for _, _, _, text, _ in story["said"]) == "Good morning."
 
 
 # -- who spoke when --------------------------------------------------------------------------------

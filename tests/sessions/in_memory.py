@@ -37,11 +37,11 @@ from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_chat import tone
 from runtime.net.websocket import MESSAGES_A_READ, TOGETHER_BYTES_MAX, OnMessages, WebSocketClosed
 from runtime.session import journal
-from runtime.session.identity import CountedIdentities
 from runtime.session.server import Server
 from runtime.session.setup import Arrival, Parent
 from runtime.settings.settings import Settings
 from runtime.slots.workers import Load, Workers
+from tests.sessions.identities import CountedIdentities
 
 Body = dict[str, Any]
 

@@ -40,12 +40,12 @@ from recorder.read.reader import LogReader, read
 from replay.rerun.logic import replay
 from runtime.net.connection import CLOSE_FLUSH_S, SEND_BYTES_PER_S_MIN
 from runtime.session import journal
-from runtime.session.identity import CountedIdentities
 from runtime.session.server import Server
 from runtime.session.setup import Arrival
 from runtime.session.speech_input import ENERGY_ONLY, SpeechInput
 from runtime.settings.settings import Settings
 from runtime.slots.workers import REPLACE_WAIT_S, RETRY_S_MAX, Workers
+from tests.sessions.identities import CountedIdentities
 from tests.sessions.in_memory import on_virtual_time
 from tests.simulation.simulated_backend import Babble, Fleet
 from tests.simulation.simulated_client import Client, ClientPlan

@@ -55,7 +55,7 @@ WORKERS: Final = 3
 COUNTED: Final = """
 from runtime.cli import main
 from runtime.serve import serving
-from runtime.session.identity import CountedIdentities
+from tests.sessions.identities import CountedIdentities
 
 serving.SystemIdentities = lambda: CountedIdentities(drawn={first})
 main()

@@ -29,10 +29,10 @@ from runtime.media.decoder import MediaDecoder
 from runtime.media.speech_detector import SpeechDetector
 from runtime.media.voices import VoiceLibrary
 from runtime.serve.routing import NotServedError, Route, route
-from runtime.session.identity import CountedIdentities
 from runtime.settings.settings import MIB, Settings
 from runtime.slots.admission import Admission, Refused, Ticket
 from runtime.slots.pool import Lease, Pool
+from tests.sessions.identities import CountedIdentities
 from tests.transcripts.media import make_voices
 from tests.transcripts.model import PureModel
 from tests.transcripts.reading import SENDS, WARNED_S, Mismatch, Step, Transcript, check, frame_of

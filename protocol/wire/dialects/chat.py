@@ -14,79 +14,14 @@ from typing import Any, Final
 import attrs
 import orjson
 
+from ...values import limits, model
+from ...values import requests as rq
 from ...values.behaviour import ASKED_SPEECH, DUPLEX_TOOLS, SOUND_FILES
-from ...values.limits import (
-    AUDIO_SUM_S_MAX,
-    CALL_ID_CHARS_MAX,
-    CHAT_TEXT_CHARS_MAX,
-    CONTENTS_MAX,
-    IMAGE_PIXELS_SUM_MAX,
-    IMAGES_MAX,
-    INPUT_CHARS_MAX,
-    INPUT_ID_CHARS_MAX,
-    MESSAGES_MAX,
-    SOUND_FILES_MAX,
-    STACK_FRAMES_MAX,
-    TOOL_CHARS_MAX,
-    TOOL_DEPTH_MAX,
-    TOOLS_MAX,
-    VIDEOS_MAX,
-)
 from ...values.messages import Delta, Prefilled, Response, ToolCalled
-from ...values.model import (
-    CALLS_MAX,
-    INPUT_RATE_HZ,
-    TOOL_NAME,
-    ChatConfig,
-    Language,
-    Role,
-    SpeechMode,
-    StopReason,
-    Tool,
-    ToolCall,
-    ToolResult,
-)
 from ...values.openai import CancelResponse
-from ...values.requests import (
-    Ask,
-    AudioPart,
-    ChatMessage,
-    ImagePart,
-    Init,
-    Part,
-    Request,
-    SpeechRequest,
-    TellModel,
-    TextPart,
-    VideoPart,
-    Voice,
-)
+from .. import kinds as k
 from ..codec import Reading, Value, as_object, encode_base64, invalid
 from ..dialects import shared
-from ..kinds import (
-    FLAG,
-    FLOAT32,
-    IMAGE,
-    INTEGER,
-    NAMED,
-    OBJECT,
-    PROMPTED,
-    SAID,
-    SPEECH,
-    TEXT,
-    VIDEO,
-    VOICE_BY_NAME,
-    VOICE_OR_NAME,
-    Holds,
-    Kind,
-    base64_of,
-    because,
-    binary,
-    choice,
-    integer,
-    number,
-    text,
-)
 from ..media import WAV_RATE_HZ_MAX, WAV_RATE_HZ_MIN, audio_s, check_image, read_audio
 from ..strict import Nested, nested_in
 from ..table import (
@@ -98,6 +33,7 @@ from ..table import (
     Rule,
     Table,
     Variants,
+    computed,
     either,
     items,
     one,
@@ -105,42 +41,43 @@ from ..table import (
 )
 from .shared import ASKED, INPUT_ID, PROMPT, SLICES, one_value, setting
 
-TOOL_NAMED: Final = Holds("name", "name", TOOL_NAME)
+TOOL_NAMED: Final = k.Holds("name", "name", model.TOOL_NAME)
 _NAME_RULE: Final = "a name of a tool has 1 to 64 letters, digits, _ and -"
 
 
 def _name(value: Value, _: Reading) -> str:
     name = value.text()
-    if not TOOL_NAME.fullmatch(name):
+    if not model.TOOL_NAME.fullmatch(name):
         raise invalid(value.path, f"{len(name)} characters that are no name: {_NAME_RULE}")
     return name
 
 
-NAME: Final = Kind(
+NAME: Final = k.Kind(
     read=_name,
-    schema={"type": "string", "pattern": f"^{TOOL_NAME.pattern}$", "examples": ["clock"]},
+    schema={"type": "string", "pattern": f"^{model.TOOL_NAME.pattern}$", "examples": ["clock"]},
     holds=TOOL_NAMED,
 )
-CALL_ID: Final = text(CALL_ID_CHARS_MAX, 1, holds=NAMED)
+CALL_ID: Final = k.text(limits.CALL_ID_CHARS_MAX, 1, holds=k.NAMED)
 
 
 def _schema(value: Value, _: Reading) -> str:
     """Read a JSON Schema as text, bounded in depth and length."""
     found = as_object(value.value, value.path)
     level: list[Nested] = [dict(found)]
-    for _level in range(TOOL_DEPTH_MAX):
+    for _level in range(limits.TOOL_DEPTH_MAX):
         level = nested_in(level)
     if level:
-        raise invalid(value.path, f"more than {TOOL_DEPTH_MAX} levels")
+        raise invalid(value.path, f"more than {limits.TOOL_DEPTH_MAX} levels")
     text = orjson.dumps(found).decode()
-    if len(text) > TOOL_CHARS_MAX:
+    if len(text) > limits.TOOL_CHARS_MAX:
         raise invalid(
-            value.path, f"{len(text)} characters of JSON, at most {TOOL_CHARS_MAX} are allowed"
+            value.path,
+            f"{len(text)} characters of JSON, at most {limits.TOOL_CHARS_MAX} are allowed",
         )
     return text
 
 
-_SCHEMA: Final = Kind(
+_SCHEMA: Final = k.Kind(
     read=_schema,
     write=lambda schema: orjson.loads(schema) if schema else None,
     schema={"type": "object", "properties": {}},
@@ -153,16 +90,16 @@ def _not_strict(value: Value, _: Reading) -> None:
 
 
 _TOOL: Final = Table(
-    Tool,
+    model.Tool,
     Object(
         "function",
         (
             Field("name", NAME),
-            Field("description", text(TOOL_CHARS_MAX, holds=PROMPTED), "", omit=True),
+            Field("description", k.text(limits.TOOL_CHARS_MAX, holds=k.PROMPTED), "", omit=True),
             Field("parameters", _SCHEMA, "", omit=True, example={"type": "object"}),
             Field(
                 "strict",
-                Kind(read=_not_strict, schema={"type": "boolean", "const": False}),
+                k.Kind(read=_not_strict, schema={"type": "boolean", "const": False}),
                 None,
                 attr=DROPPED,
                 doc="Only false: the model's tokens are not constrained to a schema.",
@@ -175,13 +112,13 @@ _TOOL: Final = Table(
     closed=True,
 )
 CALL: Final = Table(
-    ToolCall,
+    model.ToolCall,
     Field("id", CALL_ID, example="call_0c9e41d7a355"),
     Object(
         "function",
         (
             Field("name", NAME),
-            Field("arguments", text(TOOL_CHARS_MAX, holds=SAID), example="{}"),
+            Field("arguments", k.text(limits.TOOL_CHARS_MAX, holds=k.SAID), example="{}"),
         ),
         is_required=True,
         closed=True,
@@ -189,15 +126,15 @@ CALL: Final = Table(
     tag={"type": "function"},
     closed=True,
 )
-CALLS: Final = items(variants("type", CALL), CALLS_MAX)
+CALLS: Final = items(variants("type", CALL), model.CALLS_MAX)
 """Calls in a client's message."""
-MADE_CALLS: Final = items(one(CALL), CALLS_MAX)
+MADE_CALLS: Final = items(one(CALL), model.CALLS_MAX)
 """Calls in an answer of the server."""
-_CHOICE: Final = because(
-    choice(("auto", "none")), "the model cannot be made to call a tool, or one of them"
+_CHOICE: Final = k.because(
+    k.choice(("auto", "none")), "the model cannot be made to call a tool, or one of them"
 )
 TOOL_ROWS: Final[tuple[Row, ...]] = (
-    Field("tools", items(variants("type", _TOOL), TOOLS_MAX), (), omit=True, rank=3),
+    Field("tools", items(variants("type", _TOOL), limits.TOOLS_MAX), (), omit=True, rank=3),
     Field("tool_choice", _CHOICE, "auto", omit=True, rank=3),
 )
 """The tools of a turn."""
@@ -209,17 +146,17 @@ DUPLEX_TOOLS_ROW: Final = attrs.evolve(
 )
 """The tools of a duplex session."""
 TOOL_RESULT: Final = Table(
-    ToolResult,
+    model.ToolResult,
     Field(
         "tool_call_id",
-        text(CALL_ID_CHARS_MAX, 1),
+        k.text(limits.CALL_ID_CHARS_MAX, 1),
         attr="call_id",
         example="call_0c9e41d7a355",
         doc="The call's id.",
     ),
     Field(
         "content",
-        text(INPUT_CHARS_MAX, holds=SAID),
+        k.text(limits.INPUT_CHARS_MAX, holds=k.SAID),
         attr="output",
         example="half past nine",
         doc="Its result, as text.",
@@ -228,21 +165,26 @@ TOOL_RESULT: Final = Table(
     doc="What a tool returned. The model is told with the next second of sound.",
 )
 STANDALONE: Final = Table(
-    TellModel,
-    Field("content", text(INPUT_CHARS_MAX, 1, holds=SAID), attr="text", doc="What happened."),
+    rq.TellModel,
+    Field(
+        "content",
+        k.text(limits.INPUT_CHARS_MAX, 1, holds=k.SAID),
+        attr="text",
+        doc="What happened.",
+    ),
     tag={"type": shared.STANDALONE},
     doc="An event that answers no call. The model is told with the next second of sound.",
 )
 TOOL_CALL: Final = Table(
     ToolCalled,
-    Field("session_id", TEXT),
-    Field("tool_call_id", TEXT, attr="call.id", doc="Names the call, for its result."),
-    Field("unit_index", INTEGER, attr="unit"),
+    Field("session_id", k.TEXT),
+    Field("tool_call_id", k.TEXT, attr="call.id", doc="Names the call, for its result."),
+    Field("unit_index", k.INTEGER, attr="unit"),
     Object(
         "call",
         (
-            Field("name", TEXT, attr="name", doc="Of the tool."),
-            Field("arguments", TEXT, attr="arguments", example="{}"),
+            Field("name", k.TEXT, attr="name", doc="Of the tool."),
+            Field("arguments", k.TEXT, attr="arguments", example="{}"),
         ),
         attr="call",
         is_required=True,
@@ -251,17 +193,17 @@ TOOL_CALL: Final = Table(
 )
 TOOLS_STATE: Final = Field(
     "tools",
-    choice(("called", "not_called")),
+    k.choice(("called", "not_called")),
     "",
     omit=True,
     doc="Whether the model calls the client's tools; absent without tools.",
 )
 """What duplex sessions have of tools: what clients send, and what they get."""
-DUPLEX_REQUESTS: Final[Mapping[Request, Table]] = {
-    Request.TOOL_RESULT: TOOL_RESULT,
-    Request.STANDALONE: STANDALONE,
+DUPLEX_REQUESTS: Final[Mapping[rq.Request, Table]] = {
+    rq.Request.TOOL_RESULT: TOOL_RESULT,
+    rq.Request.STANDALONE: STANDALONE,
 }
-DUPLEX_TYPES: Final[Mapping[str, Request]] = {
+DUPLEX_TYPES: Final[Mapping[str, rq.Request]] = {
     table.kind: request for request, table in DUPLEX_REQUESTS.items()
 }
 
@@ -278,32 +220,30 @@ _PARAMETERS: Final = attrs.evolve(_SCHEMA, schema={"type": "object", "additional
 def _functions_of(types: tuple[str, ...], *more: Field) -> Items:
     """The kind of an array of functions, whose type is one of several."""
     table = Table(
-        Tool,
-        Field(
+        model.Tool,
+        computed(
             "type",
-            choice(types),
-            None,
-            attr=DROPPED,
-            get=lambda _: "function",
+            k.choice(types),
+            lambda _: "function",
             doc="Others than functions are left out." if more else "Always function.",
         ),
         Field("name", NAME),
-        Field("description", text(TOOL_CHARS_MAX, holds=PROMPTED), "", omit=True),
+        Field("description", k.text(limits.TOOL_CHARS_MAX, holds=k.PROMPTED), "", omit=True),
         Field("parameters", _PARAMETERS, "", omit=True, example={"type": "object"}),
         *more,
     )
-    return items(one(table), TOOLS_MAX)
+    return items(one(table), limits.TOOLS_MAX)
 
 
 TOLD_FUNCTIONS: Final = _functions_of(TOOL_TYPES[:1])
 _ASKED: Final = _functions_of(
-    TOOL_TYPES, Field("strict", FLAG, None, attr=DROPPED, doc="Without effect.")
+    TOOL_TYPES, Field("strict", k.FLAG, None, attr=DROPPED, doc="Without effect.")
 )
 
 
-def _functions(value: Value, at: Reading) -> tuple[Tool, ...]:
+def _functions(value: Value, at: Reading) -> tuple[model.Tool, ...]:
     """Read functions, and leave out tools that a server would call by itself."""
-    found = [each for each in value.items(TOOLS_MAX) if _is_function(each)]
+    found = [each for each in value.items(limits.TOOLS_MAX) if _is_function(each)]
     return tuple(_ASKED.item.read(each, at) for each in found)
 
 
@@ -316,21 +256,21 @@ FUNCTIONS: Final = attrs.evolve(_ASKED, read=_functions)
 """Functions of a session in OpenAI's realtime APIs: flat, where those of chat are nested."""
 
 
-def calls_of(message: ChatMessage) -> tuple[ToolCall, ...]:
+def calls_of(message: rq.ChatMessage) -> tuple[model.ToolCall, ...]:
     """The calls of a message of the assistant."""
-    return tuple(part for part in message.content if isinstance(part, ToolCall))
+    return tuple(part for part in message.content if isinstance(part, model.ToolCall))
 
 
-def results_of(message: ChatMessage) -> tuple[ToolResult, ...]:
+def results_of(message: rq.ChatMessage) -> tuple[model.ToolResult, ...]:
     """The result in a tool's message, if it is one."""
-    return tuple(part for part in message.content if isinstance(part, ToolResult))
+    return tuple(part for part in message.content if isinstance(part, model.ToolResult))
 
 
-def messages_of(content: Kind, words: Kind) -> Variants:
+def messages_of(content: k.Kind, words: k.Kind) -> Variants:
     """Make the kind of a message by its role; `content` is that of words and media."""
     parts = "Text, or parts of several kinds."
-    said = Field("content", content, holds=SAID, doc=parts)
-    answer = Field("content", content, (), get=_without_calls, omit=True, holds=SAID, doc=parts)
+    row = Field("content", content, holds=k.SAID, doc=parts)
+    answer = Field("content", content, (), get=_without_calls, omit=True, holds=k.SAID, doc=parts)
     called = Field("tool_calls", CALLS, (), get=calls_of, omit=True, doc=_CALLED)
     answered = Field(
         "tool_call_id",
@@ -346,8 +286,8 @@ def messages_of(content: Kind, words: Kind) -> Variants:
     )
     return variants(
         "role",
-        _of_role("user", "A user's message.", said),
-        _of_role("system", "How the model is to answer; only the first message.", said),
+        _of_role("user", "A user's message.", row),
+        _of_role("system", "How the model is to answer; only the first message.", row),
         _of_role("assistant", "An earlier answer.", answer, called),
         _of_role("tool", "What a tool returned.", answered, output),
         write=lambda message: message.role,
@@ -357,21 +297,21 @@ def messages_of(content: Kind, words: Kind) -> Variants:
 _CALLED: Final = "Calls of tools in it; right behind it stands the result of each."
 
 
-def _of_role(role: Role, doc: str, *rows: Row) -> Table:
-    def make(values: dict[str, Any]) -> ChatMessage:
-        said = values["content"]
+def _of_role(role: model.Role, doc: str, *rows: Row) -> Table:
+    def make(values: dict[str, Any]) -> rq.ChatMessage:
+        content = values["content"]
         if role == "tool":
-            said = (ToolResult(call_id=values["tool_call_id"], output=said),)
-        return ChatMessage(role=role, content=(*said, *values.get("tool_calls", ())))
+            content = (model.ToolResult(call_id=values["tool_call_id"], output=content),)
+        return rq.ChatMessage(role=role, content=(*content, *values.get("tool_calls", ())))
 
-    return Table(ChatMessage, *rows, tag={"role": role}, make=make, doc=doc)
-
-
-def _without_calls(message: ChatMessage) -> tuple[Part, ...]:
-    return tuple(part for part in message.content if not isinstance(part, ToolCall))
+    return Table(rq.ChatMessage, *rows, tag={"role": role}, make=make, doc=doc)
 
 
-def check_answered(path: str, messages: tuple[ChatMessage, ...]) -> None:
+def _without_calls(message: rq.ChatMessage) -> tuple[rq.Part, ...]:
+    return tuple(part for part in message.content if not isinstance(part, model.ToolCall))
+
+
+def check_answered(path: str, messages: tuple[rq.ChatMessage, ...]) -> None:
     """Check that each call has its result right behind it, and each result its call.
 
     `FieldError` names the message.
@@ -394,7 +334,7 @@ def check_answered(path: str, messages: tuple[ChatMessage, ...]) -> None:
         raise invalid(f"{path}[{last}].role", f"{messages[last].role}, but calls have no result")
 
 
-def chars_of(tools: tuple[Tool, ...], messages: tuple[ChatMessage, ...]) -> int:
+def chars_of(tools: tuple[model.Tool, ...], messages: tuple[rq.ChatMessage, ...]) -> int:
     """Characters of tools, of their calls and of their results."""
     calls = (len(call.arguments) for message in messages for call in calls_of(message))
     results = (len(result.output) for message in messages for result in results_of(message))
@@ -417,14 +357,14 @@ def chars_of(tools: tuple[Tool, ...], messages: tuple[ChatMessage, ...]) -> int:
 #
 # Only the headers of files are checked; nothing is decoded here.
 
-SPEECH_MODES: Final[tuple[SpeechMode, ...]] = (
+SPEECH_MODES: Final[tuple[model.SpeechMode, ...]] = (
     "default",
     "audio_assistant",
     "omni",
     "audio_roleplay",
     "voice_cloning",
 )
-LANGUAGES: Final[tuple[Language, ...]] = ("en", "zh")
+LANGUAGES: Final[tuple[model.Language, ...]] = ("en", "zh")
 VOICE_MS_MIN: Final = 1000
 """As in the source's schema: a model hears nothing of a shorter voice."""
 VOICE_MS_MAX: Final = 600_000
@@ -433,59 +373,59 @@ VOICE_MS_MAX: Final = 600_000
 # -- contents -----------------------------------------------------------------------------------
 
 
-def _read_sound(value: Value, at: Reading) -> AudioPart:
+def _read_sound(value: Value, at: Reading) -> rq.AudioPart:
     is_any = at.context.behaves(SOUND_FILES)
-    return read_audio(value.path, binary(value, at), at.values["rate_hz"], is_any=is_any)
+    return read_audio(value.path, k.binary(value, at), at.values["rate_hz"], is_any=is_any)
 
 
-_WORDS: Final = text(CHAT_TEXT_CHARS_MAX, holds=SAID)
-_TEXT: Final = Table(TextPart, Field("text", _WORDS), tag={"type": "text"})
-_IMAGE: Final = Table(ImagePart, Field("data", IMAGE), tag={"type": "image"})
+_WORDS: Final = k.text(limits.CHAT_TEXT_CHARS_MAX, holds=k.SAID)
+_TEXT: Final = Table(rq.TextPart, Field("text", _WORDS), tag={"type": "text"})
+_IMAGE: Final = Table(rq.ImagePart, Field("data", k.IMAGE), tag={"type": "image"})
 _SOUND: Final = Table(
-    AudioPart,
+    rq.AudioPart,
     Field(
         "sample_rate",
-        integer(WAV_RATE_HZ_MIN, WAV_RATE_HZ_MAX),
-        INPUT_RATE_HZ,
+        k.integer(WAV_RATE_HZ_MIN, WAV_RATE_HZ_MAX),
+        model.INPUT_RATE_HZ,
         attr="rate_hz",
-        get=lambda part: INPUT_RATE_HZ if part.is_file else part.rate_hz,
+        get=lambda part: model.INPUT_RATE_HZ if part.is_file else part.rate_hz,
         omit=True,
         rank=1,
     ),
     Field(
         "data",
-        Kind(
+        k.Kind(
             read=_read_sound,
             write=encode_base64,
-            schema=base64_of(FLOAT32, "audio/wav"),
-            holds=Holds("audio", "sound"),
+            schema=k.base64_of(k.FLOAT32, "audio/wav"),
+            holds=k.Holds("audio", "sound"),
         ),
     ),
     tag={"type": "audio"},
     make=lambda values: values["data"],
 )
 _VIDEO: Final = Table(
-    VideoPart,
-    Field("data", VIDEO),
-    Field("stack_frames", integer(1, STACK_FRAMES_MAX), 1, omit=True),
+    rq.VideoPart,
+    Field("data", k.VIDEO),
+    Field("stack_frames", k.integer(1, limits.STACK_FRAMES_MAX), 1, omit=True),
     tag={"type": "video"},
 )
-_PARTS: Final = items(variants("type", _TEXT, _IMAGE, _SOUND, _VIDEO), CONTENTS_MAX, 1)
+_PARTS: Final = items(variants("type", _TEXT, _IMAGE, _SOUND, _VIDEO), limits.CONTENTS_MAX, 1)
 
 
-def _one_text(value: Value, at: Reading) -> tuple[Part, ...]:
-    return (TextPart(text=_WORDS.read(value, at)),)
+def _one_text(value: Value, at: Reading) -> tuple[rq.Part, ...]:
+    return (rq.TextPart(text=_WORDS.read(value, at)),)
 
 
-def _write_content(content: tuple[Part, ...]) -> object:
+def _write_content(content: tuple[rq.Part, ...]) -> object:
     match content:
-        case (TextPart(text=words),):
+        case (rq.TextPart(text=words),):
             return words
     return [_PARTS.item.write(part) for part in content if _PARTS.item.write]
 
 
 _CONTENT: Final = either(
-    Kind(read=_one_text, schema={**_WORDS.schema, "examples": ["Hello"]}), _PARTS, _write_content
+    k.Kind(read=_one_text, schema={**_WORDS.schema, "examples": ["Hello"]}), _PARTS, _write_content
 )
 _MESSAGE: Final = messages_of(_CONTENT, _WORDS)
 
@@ -497,7 +437,7 @@ def _check_conversation(at: Reading) -> None:
     _check_sums(path, messages, chars_of(at.values.get("tools", ()), messages))
 
 
-def _check_order(path: str, messages: tuple[ChatMessage, ...]) -> None:
+def _check_order(path: str, messages: tuple[rq.ChatMessage, ...]) -> None:
     for index, message in enumerate(messages):
         if message.role == "system" and index > 0:
             raise invalid(f"{path}[{index}].role", "system, allowed is that in the first message")
@@ -507,22 +447,22 @@ def _check_order(path: str, messages: tuple[ChatMessage, ...]) -> None:
         raise invalid(f"{path}[{last}].role", found)
 
 
-def _check_sums(path: str, messages: tuple[ChatMessage, ...], of_tools: int) -> None:
+def _check_sums(path: str, messages: tuple[rq.ChatMessage, ...], of_tools: int) -> None:
     parts = [part for message in messages for part in message.content]
-    chars = of_tools + sum(len(part.text) for part in parts if isinstance(part, TextPart))
-    images = [part.data for part in parts if isinstance(part, ImagePart)]
-    sounds = [part for part in parts if isinstance(part, AudioPart)]
-    videos = sum(isinstance(part, VideoPart) for part in parts)
-    _check_sum(path, chars, CHAT_TEXT_CHARS_MAX, "characters of text")
-    _check_sum(path, len(images), IMAGES_MAX, "images")
-    _check_sum(path, videos, VIDEOS_MAX, "videos")
+    chars = of_tools + sum(len(part.text) for part in parts if isinstance(part, rq.TextPart))
+    images = [part.data for part in parts if isinstance(part, rq.ImagePart)]
+    sounds = [part for part in parts if isinstance(part, rq.AudioPart)]
+    videos = sum(isinstance(part, rq.VideoPart) for part in parts)
+    _check_sum(path, chars, limits.CHAT_TEXT_CHARS_MAX, "characters of text")
+    _check_sum(path, len(images), limits.IMAGES_MAX, "images")
+    _check_sum(path, videos, limits.VIDEOS_MAX, "videos")
     # Only a bounded number of headers is read once more.
     pixels = sum(math.prod(check_image(path, image)) for image in images)
-    _check_sum(path, pixels, IMAGE_PIXELS_SUM_MAX, "pixels of images")
+    _check_sum(path, pixels, limits.IMAGE_PIXELS_SUM_MAX, "pixels of images")
     seconds = [audio_s(sound) for sound in sounds]
     known = math.ceil(sum(each for each in seconds if each is not None))
-    _check_sum(path, known, AUDIO_SUM_S_MAX, "seconds of sound")
-    _check_sum(path, seconds.count(None), SOUND_FILES_MAX, "sound files that are no WAV")
+    _check_sum(path, known, limits.AUDIO_SUM_S_MAX, "seconds of sound")
+    _check_sum(path, seconds.count(None), limits.SOUND_FILES_MAX, "sound files that are no WAV")
 
 
 def _check_sum(path: str, count: int, count_max: int, what: str) -> None:
@@ -532,17 +472,17 @@ def _check_sum(path: str, count: int, count_max: int, what: str) -> None:
 
 # -- settings -----------------------------------------------------------------------------------
 
-_DEFAULT: Final = ChatConfig()
-_SPEECH: Final = SpeechRequest()
+_DEFAULT: Final = model.ChatConfig()
+_SPEECH: Final = rq.SpeechRequest()
 _NOT_SAMPLING: Final = "the sampling of speech is not a setting"
 _SAMPLING: Final[tuple[Row, ...]] = (
-    one_value("top_p", number(0.85, 0.85), _NOT_SAMPLING),
-    one_value("min_p", number(0.01, 0.01), _NOT_SAMPLING),
-    one_value("top_k", number(25, 25), _NOT_SAMPLING),
-    one_value("repetition_penalty", number(1.05, 1.05), _NOT_SAMPLING),
-    one_value("temperature", number(0.8, 0.8), _NOT_SAMPLING),
-    one_value("win_size", number(16, 16), _NOT_SAMPLING),
-    one_value("tau_r", number(0.1, 0.1), _NOT_SAMPLING),
+    one_value("top_p", k.number(0.85, 0.85), _NOT_SAMPLING),
+    one_value("min_p", k.number(0.01, 0.01), _NOT_SAMPLING),
+    one_value("top_k", k.number(25, 25), _NOT_SAMPLING),
+    one_value("repetition_penalty", k.number(1.05, 1.05), _NOT_SAMPLING),
+    one_value("temperature", k.number(0.8, 0.8), _NOT_SAMPLING),
+    one_value("win_size", k.number(16, 16), _NOT_SAMPLING),
+    one_value("tau_r", k.number(0.1, 0.1), _NOT_SAMPLING),
 )
 """The source's defaults, with which the model is served."""
 
@@ -553,48 +493,42 @@ def _greedy(at: Reading) -> None:
 
 
 _GENERATION: Final[tuple[Row, ...]] = (
-    setting("max_new_tokens", integer(1, 8192), _DEFAULT.max_new_tokens),
-    setting("temperature", number(0, 2), _DEFAULT.temperature),
-    setting("top_p", number(0, 1, "above "), _DEFAULT.top_p),
-    setting("top_k", integer(1, 1000), _DEFAULT.top_k),
-    setting("repetition_penalty", number(1, 2), _DEFAULT.repetition_penalty),
-    setting("length_penalty", number(0.1, 10), _DEFAULT.length_penalty),
+    setting("max_new_tokens", k.integer(1, 8192), _DEFAULT.max_new_tokens),
+    setting("temperature", k.number(0, 2), _DEFAULT.temperature),
+    setting("top_p", k.number(0, 1, "above "), _DEFAULT.top_p),
+    setting("top_k", k.integer(1, 1000), _DEFAULT.top_k),
+    setting("repetition_penalty", k.number(1, 2), _DEFAULT.repetition_penalty),
+    setting("length_penalty", k.number(0.1, 10), _DEFAULT.length_penalty),
     one_value(
         "max_inp_length",
-        integer(8192, 8192),
+        k.integer(8192, 8192),
         "a conversation is never cut, and refused where it does not fit",
     ),
     Field(
         "do_sample",
-        FLAG,
+        k.FLAG,
         True,
         attr="^do_sample",
         is_written=False,
         doc="False takes the most likely token, as a `temperature` of 0 does.",
     ),
-    setting("min_new_tokens", integer(0, 8192), 0),
+    setting("min_new_tokens", k.integer(0, 8192), 0),
     Rule(_greedy),
 )
 _TTS: Final[tuple[Row, ...]] = (
-    Field("mode", choice(SPEECH_MODES), _SPEECH.mode),
-    Field("language", choice(LANGUAGES), _SPEECH.language),
-    Field("ref_audio_data", VOICE_OR_NAME, None, attr="voice", omit=True),
-    Field("ref_audio_path", VOICE_BY_NAME, None, attr="voice", after="ref_audio_data", omit=True),
+    Field("mode", k.choice(SPEECH_MODES), _SPEECH.mode),
+    Field("language", k.choice(LANGUAGES), _SPEECH.language),
+    Field("ref_audio_data", k.VOICE_OR_NAME, None, attr="voice", omit=True),
+    Field("ref_audio_path", k.VOICE_BY_NAME, None, attr="voice", after="ref_audio_data", omit=True),
     Field(
         "output_path",
-        because(text(0), "no path is taken from a client, the sound is sent"),
+        k.because(k.text(0), "no path is taken from a client, the sound is sent"),
         None,
         attr=DROPPED,
-        holds=SAID,
+        holds=k.SAID,
     ),
     Object("sampling", _SAMPLING, closed=True),
-    Field(
-        "ref_audio_max_ms",
-        integer(VOICE_MS_MIN, VOICE_MS_MAX),
-        None,
-        attr="voice_ms_max",
-        omit=True,
-    ),
+    setting("ref_audio_max_ms", k.integer(VOICE_MS_MIN, VOICE_MS_MAX), None, attr="voice_ms_max"),
 )
 
 
@@ -603,15 +537,15 @@ def _speech(at: Reading, *, is_enabled: bool) -> None:
     given = {key.removeprefix("speech."): value for key, value in found.items()}
     tts, asked = at.body.get("tts"), given.pop("enabled")
     if not (is_enabled or at.context.behaves(ASKED_SPEECH)):
-        is_said = isinstance(tts, dict) and tts.get("enabled") is not None
-        tts, asked = tts or {}, asked or not is_said
+        is_given = isinstance(tts, dict) and tts.get("enabled") is not None
+        tts, asked = tts or {}, asked or not is_given
     is_enabled = tts is not None and asked
     if is_enabled:
         _check_voice(f"{at.path}.tts", given["mode"], given["voice"])
-    at.values["speech"] = SpeechRequest(**given) if is_enabled else None
+    at.values["speech"] = rq.SpeechRequest(**given) if is_enabled else None
 
 
-def _check_voice(path: str, mode: SpeechMode, voice: Voice | None) -> None:
+def _check_voice(path: str, mode: model.SpeechMode, voice: rq.Voice | None) -> None:
     if mode == "voice_cloning" and voice is None:
         needed = "ref_audio_data or ref_audio_path"
         raise invalid(f"{path}.mode", f"voice_cloning, which needs {needed}")
@@ -619,35 +553,25 @@ def _check_voice(path: str, mode: SpeechMode, voice: Voice | None) -> None:
 
 def ask_rows(*, is_enabled: bool) -> tuple[Row, ...]:
     """Make the rows of a turn; `is_enabled`: the default of `tts.enabled`."""
-    enabled = Field("enabled", FLAG, is_enabled, get=lambda _: True, doc="Whether it is spoken.")
+    enabled = Field("enabled", k.FLAG, is_enabled, get=lambda _: True, doc="Whether it is spoken.")
     return (
         Object(
             "image",
-            (
-                Field("max_slice_nums", SLICES, None),
-                Field("use_image_id", FLAG, True),
-            ),
+            (Field("max_slice_nums", SLICES, None), Field("use_image_id", k.FLAG, True)),
             closed=True,
             when=lambda ask: ask.max_slice_nums is not None or not ask.use_image_id,
             rank=1,
         ),
-        Field("messages", items(_MESSAGE, MESSAGES_MAX, 1)),
+        Field("messages", items(_MESSAGE, limits.MESSAGES_MAX, 1)),
         *TOOL_ROWS,
         Rule(_check_conversation),
-        Field("streaming", FLAG, True),
+        Field("streaming", k.FLAG, True),
         Object("generation", _GENERATION, attr="config", closed=True, omit=True),
         Object("tts", (enabled, *_TTS), attr="speech", closed=True, none={"enabled": False}),
         Rule(lambda at: _speech(at, is_enabled=is_enabled)),
-        Field("omni_mode", FLAG, False, attr="omni", omit=True, rank=2),
-        Field("enable_thinking", FLAG, False, attr="thinking", omit=True, rank=2),
-        Field(
-            "use_tts_template",
-            FLAG,
-            False,
-            attr="tts_template",
-            omit=True,
-            rank=2,
-        ),
+        Field("omni_mode", k.FLAG, False, attr="omni", omit=True, rank=2),
+        Field("enable_thinking", k.FLAG, False, attr="thinking", omit=True, rank=2),
+        setting("use_tts_template", k.FLAG, False, attr="tts_template", rank=2),
     )
 
 
@@ -657,38 +581,37 @@ OUTPUT_DELTA: Final = "response.output.delta"
 TURN_BASED: Final = "turn_based"
 """The runtime mode of `mode=chat` (001, Modes)."""
 _OF_TURNS: Final = "in chat each turn brings its own"
-STOP_REASONS: Final[tuple[StopReason, ...]] = ("turn_end", "length", "interrupted", "tool_calls")
+STOP_REASONS: Final[tuple[model.StopReason, ...]] = (
+    "turn_end",
+    "length",
+    "interrupted",
+    "tool_calls",
+)
 
 # -- from the client ----------------------------------------------------------------------------
 
 
 def _nothing(name: str) -> Field:
     """Make the row of a text that must be empty, as clients fill in unwanted fields."""
-    return Field(name, because(text(0), _OF_TURNS), None, attr=DROPPED)
+    return Field(name, k.because(k.text(0), _OF_TURNS), None, attr=DROPPED)
 
 
 def _no_tools(value: Value, _: Reading) -> None:
-    if value.items(TOOLS_MAX):
+    if value.items(limits.TOOLS_MAX):
         raise invalid(value.path, f"tools, but {_OF_TURNS}")
 
 
 _INIT: Final = Table(
-    Init,
+    rq.Init,
     Object(
         "payload",
         (
-            Field(
-                "system_prompt",
-                PROMPT,
-                "",
-                attr="instructions",
-                also=("instructions",),
-            ),
+            Field("system_prompt", PROMPT, "", attr="instructions", also=("instructions",)),
             Object("voice", (_nothing("ref_audio_base64"), _nothing("tts_ref_audio_base64"))),
             Object("config", (), closed=f"not allowed: {_OF_TURNS}"),
             Field(
                 "tools",
-                Kind(read=_no_tools, schema={"type": "array", "const": []}),
+                k.Kind(read=_no_tools, schema={"type": "array", "const": []}),
                 None,
                 attr=DROPPED,
                 doc="Must be empty here.",
@@ -701,7 +624,7 @@ _INIT: Final = Table(
     lacks={"instructions": ""},
 )
 ASK: Final = Table(
-    Ask,
+    rq.Ask,
     Object("input", ask_rows(is_enabled=True), is_required=True, rank=1),
     INPUT_ID,
     tag={"type": shared.INPUT_APPEND},
@@ -712,32 +635,29 @@ ASK: Final = Table(
 RESPONSE_CANCEL: Final = "response.cancel"
 CANCEL: Final = Table(
     CancelResponse,
-    Field("response_id", text(INPUT_ID_CHARS_MAX, 1, holds=NAMED), None, omit=True),
+    Field("response_id", k.text(limits.INPUT_ID_CHARS_MAX, 1, holds=k.NAMED), None, omit=True),
     tag={"type": RESPONSE_CANCEL},
     doc="End the answer that is under way; without one it has no effect.",
 )
-REQUESTS: Final[Mapping[Request, Table]] = {
-    Request.INIT: _INIT,
-    Request.APPEND: ASK,
-    Request.CANCEL: CANCEL,
+REQUESTS: Final[Mapping[rq.Request, Table]] = {
+    rq.Request.INIT: _INIT,
+    rq.Request.APPEND: ASK,
+    rq.Request.CANCEL: CANCEL,
 }
 
 # -- from the server ----------------------------------------------------------------------------
 
-ANSWERED: Final[tuple[Row, ...]] = (
-    Field("response_id", TEXT),
-    Field("input_id", TEXT, ""),
-)
+ANSWERED: Final[tuple[Row, ...]] = (Field("response_id", k.TEXT), Field("input_id", k.TEXT, ""))
 """The ids of an answer."""
 
 
-NO_METRICS: Final = Field("metrics", OBJECT, None, attr=DROPPED, get=lambda _: {}, is_read=False)
+NO_METRICS: Final = computed("metrics", k.OBJECT, lambda _: {}, is_read=False)
 
 
 def _delta(kind: str, row: Field, **lacks: object) -> Table:
     return Table(
         Delta,
-        Field("session_id", TEXT),
+        Field("session_id", k.TEXT),
         *ANSWERED,
         row,
         NO_METRICS,
@@ -747,23 +667,23 @@ def _delta(kind: str, row: Field, **lacks: object) -> Table:
 
 
 DELTAS: Final[Mapping[str, Table]] = {
-    "text": _delta("text", Field("text", TEXT), pcm=b""),
-    "audio": _delta("audio", Field("audio", SPEECH, attr="pcm"), text=""),
+    "text": _delta("text", Field("text", k.TEXT), pcm=b""),
+    "audio": _delta("audio", Field("audio", k.SPEECH, attr="pcm"), text=""),
 }
 DONE: Final = Table(
     Response,
-    Field("session_id", TEXT),
+    Field("session_id", k.TEXT),
     *ANSWERED,
-    Field("text", TEXT),
-    Field("audio", SPEECH, b"", attr="pcm", omit=True),
-    Field("reason", choice(STOP_REASONS), "turn_end"),
+    Field("text", k.TEXT),
+    Field("audio", k.SPEECH, b"", attr="pcm", omit=True),
+    Field("reason", k.choice(STOP_REASONS), "turn_end"),
     Field("tool_calls", MADE_CALLS, (), omit=True),
     Object(
         "metrics",
         (
             *shared.METRICS,
-            Field("input_tokens", INTEGER, 0, attr="^input_tokens"),
-            Field("generated_tokens", INTEGER, 0, attr="^generated_tokens"),
+            Field("input_tokens", k.INTEGER, 0, attr="^input_tokens"),
+            Field("generated_tokens", k.INTEGER, 0, attr="^generated_tokens"),
         ),
         attr="metrics",
     ),

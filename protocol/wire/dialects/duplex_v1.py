@@ -97,10 +97,7 @@ _ANSWERS: Final = (
         tag={"type": shared.SESSION_CREATED},
     ),
     Table(
-        Listen,
-        *_METRICS,
-        tag={"type": "response.listen"},
-        lacks={"session_id": "", "input_id": ""},
+        Listen, *_METRICS, tag={"type": "response.listen"}, lacks={"session_id": "", "input_id": ""}
     ),
     Table(
         Speech,

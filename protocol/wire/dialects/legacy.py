@@ -11,86 +11,28 @@ from typing import Any, Final
 
 import attrs
 
+from ...values import messages as ms
+from ...values import requests as rq
 from ...values.errors import ErrorCode, LocalProtocolError
-from ...values.messages import (
-    Closed,
-    Created,
-    Delta,
-    EndReason,
-    ErrorReport,
-    GoingAway,
-    Interrupted,
-    Listen,
-    Metrics,
-    Paused,
-    Pending,
-    Prefilled,
-    Queued,
-    QueueDone,
-    QueueUpdate,
-    Response,
-    Resumed,
-    ServerMessage,
-    Speech,
-)
-from ...values.requests import (
-    Append,
-    Ask,
-    CloseRequest,
-    Init,
-    Interrupt,
-    Pause,
-    Report,
-    Request,
-    Resume,
-    See,
-)
+from .. import kinds as k
 from ..dialects import shared
-from ..kinds import (
-    FLAG,
-    FRAME,
-    INTEGER,
-    OBJECT,
-    SPEECH,
-    TEXT,
-    VOICE,
-    VOICE_BY_NAME,
-    VOICE_OR_NAME,
-    Kind,
-    always,
-    choice,
-    heard,
-    number,
-    or_null,
-)
-from ..table import DROPPED, Field, Row, Table
+from ..table import Field, Row, Table, computed
 from .base import Dialect, Json
 from .chat import MADE_CALLS, ask_rows
-from .shared import (
-    APPEND_SLICES,
-    ASKED,
-    FORCE_LISTEN,
-    PROMPT,
-    RECORD,
-    SLICES,
-    config,
-    frames,
-    slices_once,
-)
 
 ERROR: Final = {"type": "error"}
-ERROR_TEXT: Final = Field("error", TEXT, attr="message")
+ERROR_TEXT: Final = Field("error", k.TEXT, attr="message")
 QUEUE: Final = (
-    Table(Queued, *shared.PLACE, tag={"type": "queued"}),
-    Table(QueueUpdate, *shared.PLACE, tag={"type": "queue_update"}),
-    Table(QueueDone, tag={"type": "queue_done"}),
+    Table(ms.Queued, *shared.PLACE, tag={"type": "queued"}),
+    Table(ms.QueueUpdate, *shared.PLACE, tag={"type": "queue_update"}),
+    Table(ms.QueueDone, tag={"type": "queue_done"}),
 )
 COMMON: Final = (
     *QUEUE,
     Table(
-        ErrorReport,
+        ms.ErrorReport,
         ERROR_TEXT,
-        Field("code", choice(shared.ERROR_CODES), ErrorCode.INFERENCE_ERROR),
+        Field("code", k.choice(shared.ERROR_CODES), ErrorCode.INFERENCE_ERROR),
         shared.ERROR_SESSION,
         tag=ERROR,
     ),
@@ -100,7 +42,7 @@ COMMON: Final = (
 
 def faults(cls: type, text: Field, code: Field) -> Table:
     """Make the table of an end that is sent as an error."""
-    session_id = Field("session_id", TEXT, "", attr="named", omit=True)
+    session_id = Field("session_id", k.TEXT, "", attr="named", omit=True)
     rows: tuple[Row, ...] = (text, code, session_id)
     return Table(cls, *rows, tag=ERROR)
 
@@ -111,22 +53,22 @@ PAUSE_S_MAX: Final = 86_400
 """A day: the server's own limit is much less and cuts a longer wish (the wire decisions)."""
 UNIX_S_MAX: Final = 1e11
 """The year 5138: a later time is in other units."""
-PAUSE_S: Final = number(0, PAUSE_S_MAX, "above ")
-FAULTS: Final[Mapping[EndReason, str]] = {
+PAUSE_S: Final = k.number(0, PAUSE_S_MAX, "above ")
+FAULTS: Final[Mapping[ms.EndReason, str]] = {
     "context_full": "the model's context is full",
     "backend_error": "the model failed",
     "server_shutdown": "the server shuts down",
     "invalid_frame": "a frame is not JSON, or too long",
     "flooded": "more was sent than can be recorded",
 }
-TIMEOUTS: Final[Mapping[EndReason, str]] = {
+TIMEOUTS: Final[Mapping[ms.EndReason, str]] = {
     "timeout": "the session's time is over",
     "pause_timeout": "the pause was too long",
 }
 
 # -- a unit's outcome ---------------------------------------------------------------------------
 
-_UNIX_S: Final = number(0, UNIX_S_MAX)
+_UNIX_S: Final = k.number(0, UNIX_S_MAX)
 _SENT: Final = attrs.evolve(
     _UNIX_S,
     read=lambda value, at: round(_UNIX_S.read(value, at) * 1000, 3),
@@ -139,7 +81,7 @@ def _costs(name: str, attribute: str) -> Field:
 
 
 def _counts(name: str) -> Field:
-    return Field(name, INTEGER, 0, attr=f"metrics.{name}")
+    return Field(name, k.INTEGER, 0, attr=f"metrics.{name}")
 
 
 _METRICS: Final[tuple[Row, ...]] = (
@@ -150,11 +92,10 @@ _METRICS: Final[tuple[Row, ...]] = (
         attr="metrics.session_ms",
     ),
     _costs("cost_llm_ms", "cost_llm_ms"),
-    Field(
+    computed(
         "cost_tts_prep_ms",
-        always(0.0),
-        attr=DROPPED,
-        get=lambda _: 0.0,
+        k.always(0.0),
+        lambda _: 0.0,
         is_read=False,
         doc="Always 0: it is part of `cost_tts_ms`.",
     ),
@@ -171,85 +112,84 @@ _METRICS: Final[tuple[Row, ...]] = (
 )
 
 
-def _is_listen(outcome: Listen | Speech | Pending) -> bool:
+def _is_listen(outcome: ms.Listen | ms.Speech | ms.Pending) -> bool:
     """To clients a listen ends the turn, so a pending result during a turn is not a listen."""
-    if isinstance(outcome, Pending):
+    if isinstance(outcome, ms.Pending):
         return not outcome.is_speaking
-    return isinstance(outcome, Listen)
+    return isinstance(outcome, ms.Listen)
 
 
 def _of_speech(name: str, default: object) -> Any:
-    return lambda outcome: getattr(outcome, name) if isinstance(outcome, Speech) else default
+    return lambda outcome: getattr(outcome, name) if isinstance(outcome, ms.Speech) else default
 
 
-def _outcome(values: dict[str, Any]) -> Listen | Speech | Pending:
+def _outcome(values: dict[str, Any]) -> ms.Listen | ms.Speech | ms.Pending:
     costs = {key[8:]: values.pop(key) for key in [*values] if key.startswith("metrics.")}
-    metrics = Metrics(**costs, recording="off")
+    metrics = ms.Metrics(**costs, recording="off")
     is_listen, is_pending = values.pop("is_listen"), values.pop("pending")
     if is_pending:
-        return Pending(is_speaking=not is_listen, metrics=metrics)
+        return ms.Pending(is_speaking=not is_listen, metrics=metrics)
     if is_listen:
-        return Listen(session_id="", input_id="", metrics=metrics)
-    return Speech(session_id="", response_id="", input_id="", metrics=metrics, **values)
+        return ms.Listen(session_id="", input_id="", metrics=metrics)
+    return ms.Speech(session_id="", response_id="", input_id="", metrics=metrics, **values)
 
 
 RESULT: Final = Table(
-    Speech,
-    Field("is_listen", FLAG, get=_is_listen, doc="The model listens: it says nothing."),
-    Field("text", TEXT, "", get=_of_speech("text", "")),
-    Field("audio_data", or_null(SPEECH), b"", attr="pcm", get=_of_speech("pcm", b"")),
-    Field("end_of_turn", FLAG, False, get=_of_speech("end_of_turn", False)),
+    ms.Speech,
+    Field("is_listen", k.FLAG, get=_is_listen, doc="The model listens: it says nothing."),
+    Field("text", k.TEXT, "", get=_of_speech("text", "")),
+    Field("audio_data", k.or_null(k.SPEECH), b"", attr="pcm", get=_of_speech("pcm", b"")),
+    Field("end_of_turn", k.FLAG, False, get=_of_speech("end_of_turn", False)),
     *_METRICS,
     Field(
         "pending",
-        attrs.evolve(FLAG, schema=always(True).schema),
+        attrs.evolve(k.FLAG, schema=k.always(True).schema),
         False,
-        get=lambda outcome: isinstance(outcome, Pending),
+        get=lambda outcome: isinstance(outcome, ms.Pending),
         omit=True,
         doc="A chunk completed no unit: its sound waits for more.",
     ),
     tag={"type": "result"},
     make=_outcome,
-    others=(Listen, Pending),
+    others=(ms.Listen, ms.Pending),
 )
 
 # -- the rest -----------------------------------------------------------------------------------
 
 
-def _prepared(values: dict[str, Any]) -> Created:
+def _prepared(values: dict[str, Any]) -> ms.Created:
     is_recorded = bool(values["recording_id"])
-    return Created(session_id="", recording="on" if is_recorded else "off", **values)
+    return ms.Created(session_id="", recording="on" if is_recorded else "off", **values)
 
 
-def _timeout(values: dict[str, Any]) -> Closed:
+def _timeout(values: dict[str, Any]) -> ms.Closed:
     is_pause = values["reason"] == TIMEOUTS["pause_timeout"]
-    return Closed(session_id="", reason="pause_timeout" if is_pause else "timeout")
+    return ms.Closed(session_id="", reason="pause_timeout" if is_pause else "timeout")
 
 
-def _error(values: dict[str, Any]) -> ErrorReport | Closed:
+def _error(values: dict[str, Any]) -> ms.ErrorReport | ms.Closed:
     for reason in FAULTS:
         if values["code"] == reason:
-            return Closed(session_id="", reason=reason, named=values["session_id"])
-    return ErrorReport(**{**values, "code": ErrorCode(values["code"])})
+            return ms.Closed(session_id="", reason=reason, named=values["session_id"])
+    return ms.ErrorReport(**{**values, "code": ErrorCode(values["code"])})
 
 
 FAULT: Final = faults(
-    Closed,
-    Field("error", TEXT, get=lambda closed: FAULTS[closed.reason]),
-    Field("code", TEXT, attr="reason"),
+    ms.Closed,
+    Field("error", k.TEXT, get=lambda closed: FAULTS[closed.reason]),
+    Field("code", k.TEXT, attr="reason"),
 )
 STOPPED: Final = Table(
-    Closed,
-    Field("session_id", TEXT, ""),
-    tag={"type": "stopped"},
-    lacks={"reason": "client"},
+    ms.Closed, Field("session_id", k.TEXT, ""), tag={"type": "stopped"}, lacks={"reason": "client"}
 )
 TIMEOUT: Final = Table(
-    Closed,
+    ms.Closed,
     Field(
         "reason",
-        Kind(
-            read=TEXT.read, write=TIMEOUTS.__getitem__, schema=choice((*TIMEOUTS.values(),)).schema
+        k.Kind(
+            read=k.TEXT.read,
+            write=TIMEOUTS.__getitem__,
+            schema=k.choice((*TIMEOUTS.values(),)).schema,
         ),
         "",
     ),
@@ -258,22 +198,22 @@ TIMEOUT: Final = Table(
 )
 ANSWERS: Final = (
     Table(
-        Created,
-        Field("prompt_length", INTEGER, 0),
-        Field("recording_session_id", TEXT, "", attr="recording_id", omit=True),
-        Field("recording_notice", TEXT, "", omit=True),
+        ms.Created,
+        Field("prompt_length", k.INTEGER, 0),
+        Field("recording_session_id", k.TEXT, "", attr="recording_id", omit=True),
+        Field("recording_notice", k.TEXT, "", omit=True),
         tag={"type": "prepared"},
         make=_prepared,
     ),
     RESULT,
-    Table(Paused, Field("timeout", PAUSE_S, attr="timeout_s"), tag={"type": "paused"}),
-    Table(Resumed, tag={"type": "resumed"}),
-    Table(Interrupted, tag={"type": "interrupted"}),
-    Table(GoingAway, Field("seconds_left", INTEGER), tag={"type": "going_away"}),
+    Table(ms.Paused, Field("timeout", PAUSE_S, attr="timeout_s"), tag={"type": "paused"}),
+    Table(ms.Resumed, tag={"type": "resumed"}),
+    Table(ms.Interrupted, tag={"type": "interrupted"}),
+    Table(ms.GoingAway, Field("seconds_left", k.INTEGER), tag={"type": "going_away"}),
     Table(
-        ErrorReport,
+        ms.ErrorReport,
         ERROR_TEXT,
-        Field("code", choice((*shared.ERROR_CODES, *FAULTS)), ErrorCode.INFERENCE_ERROR),
+        Field("code", k.choice((*shared.ERROR_CODES, *FAULTS)), ErrorCode.INFERENCE_ERROR),
         shared.ERROR_SESSION,
         tag=ERROR,
         make=_error,
@@ -284,7 +224,7 @@ ANSWERS: Final = (
 )
 
 
-def encode_closed(closed: Closed) -> tuple[str, ...]:
+def encode_closed(closed: ms.Closed) -> tuple[str, ...]:
     """Write a session's end, in one frame or two; `LocalProtocolError` if it is never sent here."""
     reason = closed.reason
     if reason in TIMEOUTS:
@@ -305,36 +245,36 @@ def encode_closed(closed: Closed) -> tuple[str, ...]:
 # streamed, and its costs. The reading side has empty ids, `turn_end`, streaming and no metrics.
 
 _ASK: Final = Table(
-    Ask,
+    rq.Ask,
     *ask_rows(is_enabled=False),
-    RECORD,
+    shared.RECORD,
     lacks={"input_id": None},
     where="legacy-chat",
 )
 _IDS: Final = {"session_id": "", "response_id": "", "input_id": ""}
 _ANSWERS: Final = (
-    Table(Prefilled, Field("input_tokens", INTEGER), tag={"type": "prefill_done"}),
+    Table(ms.Prefilled, Field("input_tokens", k.INTEGER), tag={"type": "prefill_done"}),
     Table(
-        Delta,
-        Field("text_delta", or_null(TEXT), "", attr="text"),
-        Field("audio_data", or_null(SPEECH), b"", attr="pcm"),
+        ms.Delta,
+        Field("text_delta", k.or_null(k.TEXT), "", attr="text"),
+        Field("audio_data", k.or_null(k.SPEECH), b"", attr="pcm"),
         tag={"type": "chunk"},
         lacks=_IDS,
     ),
     Table(
-        Response,
-        Field("text", TEXT),
-        Field("generated_tokens", INTEGER, 0),
-        Field("input_tokens", INTEGER, 0),
-        Field("audio_data", or_null(SPEECH), b"", attr="pcm"),
+        ms.Response,
+        Field("text", k.TEXT),
+        Field("generated_tokens", k.INTEGER, 0),
+        Field("input_tokens", k.INTEGER, 0),
+        Field("audio_data", k.or_null(k.SPEECH), b"", attr="pcm"),
         Field("tool_calls", MADE_CALLS, (), omit=True),
-        Field("recording_session_id", TEXT, "", attr="recording_id", omit=True),
+        Field("recording_session_id", k.TEXT, "", attr="recording_id", omit=True),
         tag={"type": "done"},
         lacks={
             **_IDS,
             "reason": "turn_end",
             "streaming": None,
-            "metrics": Metrics(kv_cache_length=0, recording="off"),
+            "metrics": ms.Metrics(kv_cache_length=0, recording="off"),
         },
     ),
     *COMMON,
@@ -344,12 +284,12 @@ _ANSWERS: Final = (
 class LegacyChat(Dialect):
     """The dialect of 004."""
 
-    def classify(self, _body: Json) -> Request:
+    def classify(self, _body: Json) -> rq.Request:
         """Return the kind of request: there is only one."""
-        return Request.INIT
+        return rq.Request.INIT
 
 
-LEGACY_CHAT: Final = LegacyChat("legacy-chat", {}, {Request.INIT: _ASK}, _ANSWERS)
+LEGACY_CHAT: Final = LegacyChat("legacy-chat", {}, {rq.Request.INIT: _ASK}, _ANSWERS)
 
 
 # -- The dialect of 002: `prepare`, `audio_chunk`, `result`, and a session that can be paused -----
@@ -369,68 +309,61 @@ LEGACY_CHAT: Final = LegacyChat("legacy-chat", {}, {Request.INIT: _ASK}, _ANSWER
 # of the recording to mean that there is one. A cancelled session reads as a stop.
 
 _PREPARE: Final = Table(
-    Init,
-    config("config", rank=1),
-    Field("max_slice_nums", SLICES, 1, rank=2),
-    Field("system_prompt", PROMPT, "", attr="instructions", also=("prefix_system_prompt",)),
-    Field("ref_audio_base64", VOICE_OR_NAME, None, attr="ref_audio", omit=True),
-    Field(
-        "ref_audio_path",
-        VOICE_BY_NAME,
-        None,
-        attr="ref_audio",
-        after="ref_audio_base64",
-        omit=True,
+    rq.Init,
+    shared.config("config", rank=1),
+    Field("max_slice_nums", shared.SLICES, 1, rank=2),
+    Field("system_prompt", shared.PROMPT, "", attr="instructions", also=("prefix_system_prompt",)),
+    Field("ref_audio_base64", k.VOICE_OR_NAME, None, attr="ref_audio", omit=True),
+    shared.setting(
+        "ref_audio_path", k.VOICE_BY_NAME, None, attr="ref_audio", after="ref_audio_base64"
     ),
-    Field("tts_ref_audio_base64", VOICE, None, attr="tts_ref_audio", omit=True),
-    slices_once("config"),
-    Field("deferred_finalize", FLAG, True, attr="config.deferred_finalize", rank=1),
-    *ASKED,
+    Field("tts_ref_audio_base64", k.VOICE, None, attr="tts_ref_audio", omit=True),
+    shared.slices_once("config"),
+    Field("deferred_finalize", k.FLAG, True, attr="config.deferred_finalize", rank=1),
+    *shared.ASKED,
     tag={"type": "prepare"},
 )
 _REQUESTS: Final = {
-    Request.INIT: _PREPARE,
-    Request.APPEND: Table(
-        Append,
-        Field("audio", heard(1), attr="pcm", also=("audio_base64",)),
-        frames("frame_base64_list"),
-        FORCE_LISTEN,
-        APPEND_SLICES,
+    rq.Request.INIT: _PREPARE,
+    rq.Request.APPEND: Table(
+        rq.Append,
+        Field("audio", k.heard(1), attr="pcm", also=("audio_base64",)),
+        shared.frames("frame_base64_list"),
+        shared.FORCE_LISTEN,
+        shared.APPEND_SLICES,
         tag={"type": "audio_chunk"},
         lacks={"input_id": None},
         where="legacy-duplex",
     ),
-    Request.CLOSE: Table(CloseRequest, tag={"type": "stop"}),
-    Request.SEE: Table(
-        See,
-        Field("frame", FRAME, attr="jpeg", also=("frame_base64",), aside_in={"audio": b""}),
+    rq.Request.CLOSE: Table(rq.CloseRequest, tag={"type": "stop"}),
+    rq.Request.SEE: Table(
+        rq.See,
+        Field("frame", k.FRAME, attr="jpeg", also=("frame_base64",), aside_in={"audio": b""}),
         tag={"type": "video_frame"},
     ),
-    Request.PAUSE: Table(
-        Pause,
+    rq.Request.PAUSE: Table(
+        rq.Pause,
         Field("timeout", PAUSE_S, None, attr="timeout_s", omit=True),
         tag={"type": "pause"},
     ),
-    Request.RESUME: Table(Resume, tag={"type": "resume"}),
-    Request.INTERRUPT: Table(Interrupt, tag={"type": "interrupt"}),
-    Request.REPORT: Table(
-        Report,
-        Field("metrics", OBJECT, None, attr=DROPPED, get=lambda _: {}),
-        tag={"type": "client_diagnostic"},
+    rq.Request.RESUME: Table(rq.Resume, tag={"type": "resume"}),
+    rq.Request.INTERRUPT: Table(rq.Interrupt, tag={"type": "interrupt"}),
+    rq.Request.REPORT: Table(
+        rq.Report, computed("metrics", k.OBJECT, lambda _: {}), tag={"type": "client_diagnostic"}
     ),
-    Request.PLAYED: shared.PLAYED,
+    rq.Request.PLAYED: shared.PLAYED,
 }
 
 
 class LegacyDuplex(Dialect):
     """The dialect of 002."""
 
-    def encode(self, message: ServerMessage) -> tuple[str, ...]:
+    def encode(self, message: ms.ServerMessage) -> tuple[str, ...]:
         """Write a server's message as frames."""
         match message:
-            case Listen() | Speech() | Pending():
+            case ms.Listen() | ms.Speech() | ms.Pending():
                 return (RESULT.encode(message),)
-            case Closed():
+            case ms.Closed():
                 return encode_closed(message)
         return super().encode(message)
 

@@ -25,66 +25,20 @@ from typing import Any, Final
 import attrs
 import numpy as np
 
+from ...values import errors, model
+from ...values import messages as ms
 from ...values.behaviour import TAKES_TOOLS
-from ...values.errors import (
-    OPENAI_ERRORS,
-    TRANSCRIPTION_ERRORS,
-    ErrorCode,
-    FieldError,
-    LocalProtocolError,
-    error_type,
-)
 from ...values.limits import INPUT_ID_CHARS_MAX, ITEM_CHARS_MAX, MS_PER_S
 from ...values.live import Mute, Muted, Notice, Unmute, Unmuted, Update, Updated, Usage, UserWords
-from ...values.messages import (
-    Closed,
-    Created,
-    EndReason,
-    ErrorReport,
-    Listen,
-    Metrics,
-    Queued,
-    QueueDone,
-    QueuePlace,
-    QueueUpdate,
-    ServerMessage,
-    Speech,
-    ToolCalled,
-)
-from ...values.model import (
-    CODINGS,
-    G711_RATE_HZ,
-    LIVE_RATES_HZ,
-    OUTPUT_RATE_HZ,
-    SAMPLE16_BYTES,
-    ToolResult,
-)
 from ...values.modes import Mode
 from ...values.openai import Item, Part, Respond
 from ...values.requests import AppendSound, ClientMessage, CloseRequest, Init, Request, VoiceName
+from .. import kinds as k
 from ..audio import compress, to_float32, to_pcm16
 from ..codec import Fields, Reading, Value, encode_base64
 from ..dialects import openai_tools as tools
 from ..dialects import shared
-from ..kinds import (
-    FLAG,
-    INTEGER,
-    NAMED,
-    PCM16,
-    PIECE,
-    SAID,
-    STOCK_VOICES,
-    TEXT,
-    VOICE_BY_NAME,
-    Holds,
-    Kind,
-    base64_of,
-    choice,
-    number,
-    text,
-    word_of,
-)
-from ..table import DROPPED, Field, Object, Table, items, one
+from ..table import DROPPED, Field, Object, Table, computed, items, one
 from .base import Context, Dialect, Json
 from .chat import FUNCTIONS, TOLD_FUNCTIONS
 from .shared import PROMPT, RECORD
@@ -110,26 +64,26 @@ UNSUPPORTED: Final = frozenset(
 """Events of the API that ask for what the model cannot do."""
 
 _EMPTY: Final = "Must be empty here."
-_CLOSED: Final = ErrorCode.UNKNOWN_PARAMETER
+_CLOSED: Final = errors.ErrorCode.UNKNOWN_PARAMETER
 """An unknown field is such an error."""
 
 
-def _ignored(name: str, why: str = "Ignored.", holds: Holds | None = SAID) -> Field:
-    kind = Kind(read=lambda *_: None, schema={}, holds=holds)
+def _ignored(name: str, why: str = "Ignored.", holds: k.Holds | None = k.SAID) -> Field:
+    kind = k.Kind(read=lambda *_: None, schema={}, holds=holds)
     return Field(name, kind, None, attr=DROPPED, doc=why)
 
 
 def _event_id(attr: str = "event_id") -> Field:
-    kind = text(INPUT_ID_CHARS_MAX, holds=NAMED)
+    kind = k.text(INPUT_ID_CHARS_MAX, holds=k.NAMED)
     return Field("event_id", kind, "", attr=attr, omit=True, rank=9)
 
 
-def unsupported(path: str, what: str) -> FieldError:
+def unsupported(path: str, what: str) -> errors.FieldError:
     """Make the error for a value or event of the API that is not offered here."""
-    return FieldError(ErrorCode.UNSUPPORTED, f"{path}: {what}")
+    return errors.FieldError(errors.ErrorCode.UNSUPPORTED, f"{path}: {what}")
 
 
-def only(options: tuple[str, ...], offered: str, what: str, *more: str) -> Kind:
+def only(options: tuple[str, ...], offered: str, what: str, *more: str) -> k.Kind:
     """A word of the API of which only one is offered here, and `more` that mean the same."""
 
     def read(value: Value, _: Reading) -> str:
@@ -137,10 +91,10 @@ def only(options: tuple[str, ...], offered: str, what: str, *more: str) -> Kind:
             raise unsupported(value.path, what)
         return offered
 
-    return Kind(read=read, schema=choice((offered, *more)).schema)
+    return k.Kind(read=read, schema=k.choice((offered, *more)).schema)
 
 
-def empty(what: str) -> Kind:
+def empty(what: str) -> k.Kind:
     """A list of the API that must be empty here."""
 
     def read(value: Value, _: Reading) -> tuple[()]:
@@ -148,10 +102,10 @@ def empty(what: str) -> Kind:
             raise unsupported(value.path, what)
         return ()
 
-    return Kind(read=read, schema={"type": "array", "const": []})
+    return k.Kind(read=read, schema={"type": "array", "const": []})
 
 
-def until(number: int, old: Kind, new: Kind) -> Kind:
+def until(number: int, old: k.Kind, new: k.Kind) -> k.Kind:
     """A kind that sessions before a behaviour number read as another one."""
     return attrs.evolve(
         new, read=lambda value, at: (new if at.context.behaves(number) else old).read(value, at)
@@ -164,14 +118,16 @@ TOOLS: Final = until(TAKES_TOOLS, empty("the model has no tools"), FUNCTIONS)
 
 def _rate(value: Value, at: Reading) -> int:
     found, coding = value.integer(), at.values.get("live.coding") or "audio/pcm"
-    if coding != "audio/pcm" and found != G711_RATE_HZ:
+    if coding != "audio/pcm" and found != model.G711_RATE_HZ:
         raise unsupported(value.path, f"{found} Hz, {coding} has 8000")
-    if coding == "audio/pcm" and found not in LIVE_RATES_HZ:
+    if coding == "audio/pcm" and found not in model.LIVE_RATES_HZ:
         raise unsupported(value.path, f"{found} Hz, there are 24000 and 16000")
     return found
 
 
-RATE: Final = Kind(read=_rate, schema={"type": "integer", "enum": [*LIVE_RATES_HZ, G711_RATE_HZ]})
+RATE: Final = k.Kind(
+    read=_rate, schema={"type": "integer", "enum": [*model.LIVE_RATES_HZ, model.G711_RATE_HZ]}
+)
 _NO_TRIGGERS: Final = empty("there are no decisions")
 _TARGETS: Final = ("client", "responses")
 
@@ -183,7 +139,7 @@ def _target(value: Value, _: Reading) -> str:
     return found
 
 
-_TARGET: Final = Kind(read=_target, schema=choice(_TARGETS).schema)
+_TARGET: Final = k.Kind(read=_target, schema=k.choice(_TARGETS).schema)
 
 
 def _delegation(attr: str, backend: str, names: str, **how: Any) -> Object:
@@ -203,7 +159,7 @@ def _delegation(attr: str, backend: str, names: str, **how: Any) -> Object:
             Object(
                 "responses",
                 (
-                    Field("model", TEXT, "", attr=backend, omit=True, doc="In the session."),
+                    Field("model", k.TEXT, "", attr=backend, omit=True, doc="In the session."),
                     Field("tools", TOOLS, nothing, attr=names, omit=True, doc=tools.CALLED),
                 ),
                 omit=True,
@@ -225,25 +181,25 @@ def _voice(value: Value, at: Reading) -> VoiceName | None:
         fields = Fields(value.value, value.path)
         value = fields.required("id", lambda name: name)
         fields.refuse_unknown()
-    found: VoiceName = VOICE_BY_NAME.read(value, at)
-    return None if found.name in STOCK_VOICES else found
+    found: VoiceName = k.VOICE_BY_NAME.read(value, at)
+    return None if found.name in k.STOCK_VOICES else found
 
 
-_VOICE: Final = attrs.evolve(VOICE_BY_NAME, read=_voice)
+_VOICE: Final = attrs.evolve(k.VOICE_BY_NAME, read=_voice)
 
 
 _PART: Final = Table(
     Part,
-    Field("type", choice(("input_text", "text", "output_text")), None, attr=DROPPED, doc="Text."),
-    Field("text", text(ITEM_CHARS_MAX, holds=SAID)),
+    Field("type", k.choice(("input_text", "text", "output_text")), None, attr=DROPPED, doc="Text."),
+    Field("text", k.text(ITEM_CHARS_MAX, holds=k.SAID)),
     make=lambda values: Part(kind="input_text", **values),
 )
 _ITEM: Final = Table(
     Item,
-    Field("id", text(INPUT_ID_CHARS_MAX, holds=NAMED), None, attr=DROPPED, doc="Ignored."),
-    Field("type", choice(("message",)), None, attr=DROPPED, doc="Always message."),
-    Field("role", choice(("developer", "user", "assistant"))),
-    Field("status", choice(("completed", "incomplete")), None, attr=DROPPED, doc="Ignored."),
+    Field("id", k.text(INPUT_ID_CHARS_MAX, holds=k.NAMED), None, attr=DROPPED, doc="Ignored."),
+    Field("type", k.choice(("message",)), None, attr=DROPPED, doc="Always message."),
+    Field("role", k.choice(("developer", "user", "assistant"))),
+    Field("status", k.choice(("completed", "incomplete")), None, attr=DROPPED, doc="Ignored."),
     Field("content", items(one(_PART), 1, 1), attr="parts"),
 )
 _START: Final = Table(
@@ -251,15 +207,15 @@ _START: Final = Table(
     Object(
         "session",
         (
-            Field("model", TEXT, attr="live.model"),
+            Field("model", k.TEXT, attr="live.model"),
             Object(
                 "audio",
                 (
                     Object(
                         "format",
                         (
-                            Field("type", choice(CODINGS), "audio/pcm", attr="live.coding"),
-                            Field("rate", RATE, LIVE_RATES_HZ[0], attr="live.rate_hz"),
+                            Field("type", k.choice(model.CODINGS), "audio/pcm", attr="live.coding"),
+                            Field("rate", RATE, model.LIVE_RATES_HZ[0], attr="live.rate_hz"),
                         ),
                         closed=_CLOSED,
                     ),
@@ -277,7 +233,7 @@ _START: Final = Table(
             Field("instructions", PROMPT, "", omit=True),
             Field(
                 "safety_identifier",
-                text(INPUT_ID_CHARS_MAX, holds=NAMED),
+                k.text(INPUT_ID_CHARS_MAX, holds=k.NAMED),
                 "",
                 attr="live.safety_identifier",
                 omit=True,
@@ -297,14 +253,14 @@ FORK_START: Final = Table(
     Object(
         "session",
         (
-            Field("model", TEXT, "", attr="live.model", omit=True),
+            Field("model", k.TEXT, "", attr="live.model", omit=True),
             Object(
                 "audio",
                 (
                     Object(
                         "format",
                         (
-                            Field("type", choice(CODINGS), "", attr="live.coding"),
+                            Field("type", k.choice(model.CODINGS), "", attr="live.coding"),
                             Field("rate", RATE, 0, attr="live.rate_hz"),
                         ),
                         closed=_CLOSED,
@@ -350,8 +306,10 @@ REQUESTS: Final = {
     Request.INIT: _START,
     Request.APPEND: Table(
         AppendSound,
-        Field("audio", PIECE, attr="pcm16"),
-        Field("event_id", text(INPUT_ID_CHARS_MAX, holds=NAMED), "", attr=DROPPED, doc="Ignored."),
+        Field("audio", k.PIECE, attr="pcm16"),
+        Field(
+            "event_id", k.text(INPUT_ID_CHARS_MAX, holds=k.NAMED), "", attr=DROPPED, doc="Ignored."
+        ),
         tag={"type": AUDIO_APPEND},
         closed=_CLOSED,
     ),
@@ -363,13 +321,17 @@ REQUESTS: Final = {
     ),
     Request.UPDATE: _UPDATE,
     Request.TOOL_RESULT: Table(
-        ToolResult,
+        model.ToolResult,
         Object(
             "item",
             (
                 tools.always("type", tools.OUTPUT),
                 *tools.result_rows(),
-                *(_ignored("id", holds=NAMED), _ignored("status", holds=None), _ignored("caller")),
+                *(
+                    _ignored("id", holds=k.NAMED),
+                    _ignored("status", holds=None),
+                    _ignored("caller"),
+                ),
             ),
             is_required=True,
             closed=_CLOSED,
@@ -404,10 +366,11 @@ INFO_CODES: Final = (
 )
 ERROR_CODES: Final = tuple(
     code
-    for code in ErrorCode
-    if code not in TRANSCRIPTION_ERRORS | OPENAI_ERRORS or code is ErrorCode.MODEL_NOT_FOUND
+    for code in errors.ErrorCode
+    if code not in errors.TRANSCRIPTION_ERRORS | errors.OPENAI_ERRORS
+    or code is errors.ErrorCode.MODEL_NOT_FOUND
 )
-REASONS: Final[Mapping[EndReason, str]] = {
+REASONS: Final[Mapping[ms.EndReason, str]] = {
     "client": "close_requested",
     "cancelled": "close_requested",
     "timeout": "expired",
@@ -417,32 +380,28 @@ REASONS: Final[Mapping[EndReason, str]] = {
     "invalid_frame": "connection_lost",
     "flooded": "connection_lost",
 }
-_ENDS: Final[Mapping[str, EndReason]] = {
+_ENDS: Final[Mapping[str, ms.EndReason]] = {
     "close_requested": "client",
     "expired": "timeout",
     "connection_lost": "backend_error",
 }
 
-EVENT_ID: Final = Field(
+EVENT_ID: Final = computed(
     "event_id",
-    TEXT,
-    "",
-    attr=DROPPED,
-    get=lambda _: "event_000000000000",
+    k.TEXT,
+    lambda _: "event_000000000000",
     example="event_7b20d9c3a415",
     rank=-1,
     doc="The event.",
 )
-_ANSWERED: Final = Field("client_event_id", TEXT, "", omit=True)
+_ANSWERED: Final = Field("client_event_id", k.TEXT, "", omit=True)
 
 
 def _one_of(code: str) -> Field:
-    return Field(
-        "code", choice(INFO_CODES), "", attr=DROPPED, get=lambda _: code, doc="The notice."
-    )
+    return computed("code", k.choice(INFO_CODES), lambda _: code, doc="The notice.")
 
 
-def _place(queued: Queued | QueueUpdate) -> str:
+def _place(queued: ms.Queued | ms.QueueUpdate) -> str:
     place = queued.place
     return (
         f"position {place.position} of {place.queue_length} in the queue, "
@@ -450,43 +409,33 @@ def _place(queued: Queued | QueueUpdate) -> str:
     )
 
 
-_PLACE: Final = Field(
+_PLACE: Final = computed(
     "message",
-    TEXT,
-    "",
-    attr=DROPPED,
-    get=_place,
+    k.TEXT,
+    _place,
     example="position 1 of 1 in the queue, about 9 s",
     doc="The same for people.",
 )
-_NOWHERE: Final = QueuePlace(position=0, estimated_wait_s=0, ticket_id="", queue_length=0)
+_NOWHERE: Final = ms.QueuePlace(position=0, estimated_wait_s=0, ticket_id="", queue_length=0)
 _QUEUED: Final = Table(
-    Queued, EVENT_ID, _one_of(QUEUED), _PLACE, tag={"type": INFO}, lacks={"place": _NOWHERE}
+    ms.Queued, EVENT_ID, _one_of(QUEUED), _PLACE, tag={"type": INFO}, lacks={"place": _NOWHERE}
 )
 _MOVED: Final = Table(
-    QueueUpdate, EVENT_ID, _one_of(QUEUED), _PLACE, tag={"type": INFO}, lacks={"place": _NOWHERE}
+    ms.QueueUpdate, EVENT_ID, _one_of(QUEUED), _PLACE, tag={"type": INFO}, lacks={"place": _NOWHERE}
 )
 _TURN: Final = "a slot is assigned: the session starts with session.start"
 _QUEUE_DONE: Final = Table(
-    QueueDone,
+    ms.QueueDone,
     EVENT_ID,
     _one_of(ASSIGNED),
-    Field(
-        "message",
-        TEXT,
-        "",
-        attr=DROPPED,
-        get=lambda _: _TURN,
-        example=_TURN,
-        doc="The same for people.",
-    ),
+    computed("message", k.TEXT, lambda _: _TURN, example=_TURN, doc="The same for people."),
     tag={"type": INFO},
 )
 NOTICE: Final = Table(
     Notice,
     EVENT_ID,
-    Field("code", choice(INFO_CODES)),
-    Field("message", TEXT, attr="text"),
+    Field("code", k.choice(INFO_CODES)),
+    Field("message", k.TEXT, attr="text"),
     tag={"type": INFO},
 )
 
@@ -496,22 +445,22 @@ def info_of(code: object) -> Table:
     return {QUEUED: _QUEUED, ASSIGNED: _QUEUE_DONE}.get(str(code), NOTICE)
 
 
-def const(word: str) -> Kind:
+def const(word: str) -> k.Kind:
     """A constant word."""
-    return Kind(read=lambda value, _: value.text(), schema={"type": "string", "const": word})
+    return k.Kind(read=lambda value, _: value.text(), schema={"type": "string", "const": word})
 
 
 def fixed(name: str, word: str) -> Field:
     """A field that is always the same word."""
-    return Field(name, const(word), word, attr=DROPPED, get=lambda _: word, doc="Always this.")
+    return computed(name, const(word), lambda _: word, doc="Always this.")
 
 
 _SESSION: Final = Object(
     "session",
     (
-        Field("id", TEXT),
-        Field("expires_at", INTEGER),
-        Field("model", TEXT),
+        Field("id", k.TEXT),
+        Field("expires_at", k.INTEGER),
+        Field("model", k.TEXT),
         fixed("status", "active"),
         Object(
             "audio",
@@ -519,14 +468,14 @@ _SESSION: Final = Object(
                 Object(
                     "format",
                     (
-                        Field("type", choice(CODINGS), attr="coding"),
-                        Field("rate", INTEGER, attr="rate_hz", example=24_000),
+                        Field("type", k.choice(model.CODINGS), attr="coding"),
+                        Field("rate", k.INTEGER, attr="rate_hz", example=24_000),
                     ),
                     doc="Of the sound in both directions.",
                 ),
                 Object(
                     "output",
-                    (Field("voice", TEXT, ""),),
+                    (Field("voice", k.TEXT, ""),),
                     omit=True,
                     when=lambda message: bool(message.live.voice),
                 ),
@@ -535,11 +484,11 @@ _SESSION: Final = Object(
         Object(
             "delegation",
             (
-                Field("type", choice(("client", "responses")), None, attr="delegation"),
+                Field("type", k.choice(("client", "responses")), None, attr="delegation"),
                 Object(
                     "responses",
                     (
-                        Field("model", TEXT, "", attr="backend"),
+                        Field("model", k.TEXT, "", attr="backend"),
                         Field("tools", TOLD_FUNCTIONS, (), omit=True, doc="Those in force."),
                     ),
                     omit=True,
@@ -549,9 +498,9 @@ _SESSION: Final = Object(
             omit=True,
             when=lambda message: message.live.delegation is not None,
         ),
-        Field("instructions", TEXT, ""),
-        Field("safety_identifier", TEXT, "", omit=True),
-        Field("store", FLAG, False),
+        Field("instructions", k.TEXT, ""),
+        Field("safety_identifier", k.TEXT, "", omit=True),
+        Field("store", k.FLAG, False),
     ),
     attr="live",
     doc="The session as it is in force.",
@@ -559,37 +508,35 @@ _SESSION: Final = Object(
 
 
 _DELEGATED: Final = Table(
-    ToolCalled,
+    ms.ToolCalled,
     EVENT_ID,
     *tools.DELEGATION,
     tag={"type": "session.delegation.created"},
     make=lambda _: None,
 )
 _EVENTS: Final = tuple(
-    Table(ToolCalled, EVENT_ID, *rows, tag={"type": "response.event"}, make=tools.called)
+    Table(ms.ToolCalled, EVENT_ID, *rows, tag={"type": "response.event"}, make=tools.called)
     for rows in tools.EVENTS
 )
-_SECOND: Final = Kind(
-    read=lambda value, _: value.pcm16(), write=encode_base64, schema=base64_of(PCM16)
+_SECOND: Final = k.Kind(
+    read=lambda value, _: value.pcm16(), write=encode_base64, schema=k.base64_of(k.PCM16)
 )
 _UNTOLD: Final = {
     "session_id": "",
     "input_id": "",
     "response_id": "",
-    "metrics": Metrics(kv_cache_length=0, recording="off"),
+    "metrics": ms.Metrics(kv_cache_length=0, recording="off"),
 }
 """A unit's facts without a field."""
 WORDS: Final = Table(
-    Speech,
+    ms.Speech,
     EVENT_ID,
-    Field("delta", TEXT, attr="text"),
-    Field("start_ms", INTEGER),
-    Field(
+    Field("delta", k.TEXT, attr="text"),
+    Field("start_ms", k.INTEGER),
+    computed(
         "end_ms",
-        INTEGER,
-        0,
-        attr=DROPPED,
-        get=lambda speech: speech.start_ms + MS_PER_S,
+        k.INTEGER,
+        lambda speech: speech.start_ms + MS_PER_S,
         example=1001,
         doc="Where it ends there.",
     ),
@@ -601,82 +548,77 @@ WORDS: Final = Table(
 USER_WORDS: Final = Table(
     UserWords,
     EVENT_ID,
-    Field("delta", TEXT, attr="text"),
-    Field("start_ms", INTEGER),
-    Field("end_ms", INTEGER),
+    Field("delta", k.TEXT, attr="text"),
+    Field("start_ms", k.INTEGER),
+    Field("end_ms", k.INTEGER),
     tag={"type": "session.input_transcript.delta"},
 )
 
 
-def sound_of(speech: Speech) -> bytes:
+def sound_of(speech: ms.Speech) -> bytes:
     """The sound of a message, as its session writes it."""
     return compress(to_pcm16(speech.pcm), speech.coding)
 
 
 def _delta(cls: type, get: Callable[[Any], bytes], **lacks: object) -> Table:
-    row = Field(
+    row = computed(
         "delta",
         _SECOND,
-        b"",
-        attr=DROPPED,
-        get=get,
+        get,
         doc="A second of sound in the session's format; silence where the model listens.",
     )
     return Table(cls, row, tag={"type": OUTPUT_AUDIO}, lacks={**_UNTOLD, **lacks})
 
 
-def _silence(listen: Listen) -> bytes:
-    return compress(bytes(listen.silence_samples * SAMPLE16_BYTES), listen.coding)
+def _silence(listen: ms.Listen) -> bytes:
+    return compress(bytes(listen.silence_samples * model.SAMPLE16_BYTES), listen.coding)
 
 
-SPEECH: Final = _delta(Speech, sound_of, text="", pcm=b"", end_of_turn=False)
-LISTEN: Final = _delta(Listen, _silence)
+SPEECH: Final = _delta(ms.Speech, sound_of, text="", pcm=b"", end_of_turn=False)
+LISTEN: Final = _delta(ms.Listen, _silence)
 _PARAM: Final = re.compile(r"\$\.([A-Za-z0-9_.\[\]]+): ")
 """The path with which the text of a field's error begins."""
 
 
-def _param(report: ErrorReport) -> str:
+def _param(report: ms.ErrorReport) -> str | None:
     found = _PARAM.match(report.message)
-    return "" if found is None else found[1]
+    return None if found is None else found[1]
 
 
-def _fault(report: ErrorReport) -> str:
-    is_client = error_type(report.code) == "client_error"
+def _fault(report: ms.ErrorReport) -> str:
+    is_client = errors.error_type(report.code) == "client_error"
     return "invalid_request_error" if is_client else "server_error"
 
 
-def error_table(codes: tuple[ErrorCode, ...], cause: str) -> Table:
+def error_table(codes: tuple[errors.ErrorCode, ...], cause: str) -> Table:
     """Make the table of an `error` with one of several codes; `cause` names the message's id."""
     rows = (
-        Field("code", choice(codes)),
-        Field("message", TEXT),
-        Field(
+        Field("code", k.choice(codes)),
+        Field("message", k.TEXT),
+        computed(
             "type",
-            choice(("invalid_request_error", "server_error")),
-            attr=DROPPED,
-            get=_fault,
+            k.choice(("invalid_request_error", "server_error")),
+            _fault,
             is_read=False,
             doc="Whose mistake it is.",
         ),
-        Field(
+        computed(
             "param",
-            TEXT,
-            "",
-            attr=DROPPED,
-            get=_param,
+            k.TEXT,
+            _param,
             omit=True,
             example="session.audio.format",
             doc="The path of the field that is wrong.",
         ),
-        Field(cause, TEXT, "", attr="client_event_id", omit=True),
+        Field(cause, k.TEXT, "", attr="client_event_id", omit=True),
     )
     error = Object("error", rows, is_required=True)
-    return Table(ErrorReport, EVENT_ID, error, tag={"type": shared.ERROR})
+    return Table(ms.ErrorReport, EVENT_ID, error, tag={"type": shared.ERROR})
 
 
-def _word(closed: Closed) -> str:
+def _word(closed: ms.Closed) -> str:
     if closed.reason not in REASONS:
-        raise LocalProtocolError(f"no session.closed for {closed.reason}: it is never sent")
+        raise errors.LocalProtocolError(f"no session.closed for {closed.reason}: it is never sent")
     return REASONS[closed.reason]
 
 
@@ -685,7 +627,7 @@ ANSWERS: Final = (
     _MOVED,
     _QUEUE_DONE,
     Table(
-        Created,
+        ms.Created,
         EVENT_ID,
         _SESSION,
         _ANSWERED,
@@ -704,17 +646,19 @@ ANSWERS: Final = (
     Table(
         Usage,
         EVENT_ID,
-        Object("usage", (Field("seconds", INTEGER),)),
-        Object("context_window", (Field("usage_ratio", number(0, 1), attr="ratio", example=0.25),)),
+        Object("usage", (Field("seconds", k.INTEGER),)),
+        Object(
+            "context_window", (Field("usage_ratio", k.number(0, 1), attr="ratio", example=0.25),)
+        ),
         tag={"type": "session.usage.updated"},
     ),
     NOTICE,
     Table(
-        Closed,
+        ms.Closed,
         EVENT_ID,
-        Field("reason", word_of(_ENDS), get=_word),
+        Field("reason", k.word_of(_ENDS), get=_word),
         _SESSION,
-        Object("usage", (Field("seconds", INTEGER),)),
+        Object("usage", (Field("seconds", k.INTEGER),)),
         tag={"type": shared.SESSION_CLOSED},
         lacks={"session_id": ""},
     ),
@@ -735,16 +679,16 @@ class Live(Dialect):
         message: ClientMessage = super().parse(request, body, context)
         return _with_rate(message) if isinstance(message, Init) else message
 
-    def encode(self, message: ServerMessage) -> tuple[str, ...]:
+    def encode(self, message: ms.ServerMessage) -> tuple[str, ...]:
         """Write a server's message as frames; a speaking second has its text first."""
-        if isinstance(message, ToolCalled):
+        if isinstance(message, ms.ToolCalled):
             return tuple(table.encode(message) for table in (_DELEGATED, *_EVENTS))
-        if not isinstance(message, Speech):
+        if not isinstance(message, ms.Speech):
             return super().encode(message)
         words = (WORDS.encode(message),) if message.text else ()
         return (*words, SPEECH.encode(message)) if message.pcm or not words else words
 
-    def decode(self, body: Json, mode: Mode = "video") -> tuple[ServerMessage, ...]:
+    def decode(self, body: Json, mode: Mode = "video") -> tuple[ms.ServerMessage, ...]:
         """Read a server's message; a second is read at 24 kHz."""
         match body.get("type"):
             case "info":
@@ -758,28 +702,25 @@ def _with_rate(init: Init) -> Init:
     """Fill in the rate of a format; one that is not given at all stays so."""
     live = init.live
     coding = live.coding or ("audio/pcm" if live.rate_hz else "")
-    default_hz = LIVE_RATES_HZ[0] if coding == "audio/pcm" else G711_RATE_HZ
+    default_hz = model.LIVE_RATES_HZ[0] if coding == "audio/pcm" else model.G711_RATE_HZ
     rate_hz = (live.rate_hz if coding == "audio/pcm" else 0) or default_hz
     return attrs.evolve(init, live=attrs.evolve(live, coding=coding, rate_hz=rate_hz))
 
 
-def _read_second(body: Json) -> Listen | Speech:
+def _read_second(body: Json) -> ms.Listen | ms.Speech:
     delta = Fields(body).required("delta", Value.pcm16)
     if not any(delta):
-        listen: Listen = LISTEN.parse(body)
-        return attrs.evolve(listen, silence_samples=len(delta) // SAMPLE16_BYTES)
+        listen: ms.Listen = LISTEN.parse(body)
+        return attrs.evolve(listen, silence_samples=len(delta) // model.SAMPLE16_BYTES)
     pcm = to_float32(delta)
-    if len(delta) == LIVE_RATES_HZ[1] * SAMPLE16_BYTES:
-        at = np.arange(OUTPUT_RATE_HZ) * LIVE_RATES_HZ[1] / OUTPUT_RATE_HZ
+    if len(delta) == model.LIVE_RATES_HZ[1] * model.SAMPLE16_BYTES:
+        at = np.arange(model.OUTPUT_RATE_HZ) * model.LIVE_RATES_HZ[1] / model.OUTPUT_RATE_HZ
         samples = np.frombuffer(pcm, "<f4")
         pcm = np.interp(at, np.arange(len(samples)), samples).astype("<f4").tobytes()
-    speech: Speech = SPEECH.parse(body)
+    speech: ms.Speech = SPEECH.parse(body)
     return attrs.evolve(speech, pcm=pcm)
 
 
 LIVE: Final = Live(
-    "live",
-    {table.kind: request for request, table in REQUESTS.items()},
-    REQUESTS,
-    ANSWERS,
+    "live", {table.kind: request for request, table in REQUESTS.items()}, REQUESTS, ANSWERS
 )

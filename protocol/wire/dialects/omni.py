@@ -24,47 +24,18 @@ from typing import Any, Final, get_args
 
 import attrs
 
+from ...values import messages as ms
 from ...values import omni as om
 from ...values import openai as oa
 from ...values.behaviour import DUPLEX_TOOLS
 from ...values.errors import LIVE_ERRORS, TRANSCRIPTION_ERRORS, ErrorCode, LocalProtocolError
 from ...values.limits import APPEND_SAMPLES_MAX, INPUT_ID_CHARS_MAX, MS_PER_S
-from ...values.messages import (
-    Closed,
-    ComeBack,
-    Created,
-    EndReason,
-    ErrorReport,
-    Listen,
-    Metrics,
-    Queued,
-    QueueDone,
-    QueueUpdate,
-    Resumable,
-    ServerMessage,
-    Speech,
-)
 from ...values.model import CODINGS, INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, DuplexConfig
 from ...values.requests import Append, ClientMessage, Init, ReferenceAudio, Report, Request
+from .. import kinds as k
 from ..audio import to_float32, to_pcm16
 from ..codec import Reading, Value, encode_base64, invalid
-from ..kinds import (
-    FLAG,
-    INTEGER,
-    NAMED,
-    PCM16,
-    SPOKEN,
-    TEXT,
-    VOICE_OR_NAME,
-    Kind,
-    base64_of,
-    choice,
-    integer,
-    number,
-    text,
-    word_of,
-)
-from ..table import DROPPED, Field, Object, Row, Table, one
+from ..table import DROPPED, Field, Object, Row, Table, computed, one
 from . import openai_answers as answers
 from . import openai_requests as requests
 from . import shared
@@ -73,18 +44,16 @@ from .chat import FUNCTIONS
 from .live import EVENT_ID, error_table, fixed, only, unsupported
 from .openai_requests import ANY_EVENT_ID, ignored, nothing, null
 from .openai_tools import CALLED
-from .shared import APPEND_SLICES, PLAYED_MS_MAX, PROMPT, RECORD, TOKEN, frames
+from .shared import APPEND_SLICES, PLAYED_MS_MAX, PROMPT, RECORD, TOKEN, frames, setting
 
 OMNI_PREFIX: Final = "duplex-"
 """A session is named by it and its recording."""
 SEQ: Final = '"server_event_seq":0'
 """The field of a frame that no session has sent; a session puts the frame's number there."""
-_NUMBER: Final = Field(
+_NUMBER: Final = computed(
     "server_event_seq",
-    INTEGER,
-    0,
-    attr=DROPPED,
-    get=lambda _: 0,
+    k.INTEGER,
+    lambda _: 0,
     rank=-1,
     example=1,
     doc="The event's number, from 1; what `session.resume` counts by.",
@@ -94,12 +63,12 @@ _DATA_URL: Final = "data:"
 # -- from the client ----------------------------------------------------------------------------
 
 
-def _checked(name: str, kind: Kind, doc: str, **more: Any) -> Field:
+def _checked(name: str, kind: k.Kind, doc: str, **more: Any) -> Field:
     """A field that changes nothing here, and may not be wrong."""
     return Field(name, kind, None, attr=DROPPED, doc=doc, **more)
 
 
-def _maybe(name: str, kind: Kind, attr: str | None = None, **more: Any) -> Field:
+def _maybe(name: str, kind: k.Kind, attr: str | None = None, **more: Any) -> Field:
     """A field that may be left out."""
     return Field(name, kind, None, attr=attr or name, omit=True, **more)
 
@@ -109,7 +78,7 @@ def _modality(value: Value, _: Reading) -> str:
     return "audio" if "audio" in found or not found else "text"
 
 
-_MODALITY: Final = Kind(
+_MODALITY: Final = k.Kind(
     read=_modality,
     write=lambda modality: ["text"] if modality == "text" else ["audio", "text"],
     schema={"type": "array", "items": {"type": "string", "enum": list(requests.MODALITIES)}},
@@ -124,25 +93,22 @@ def _format(value: Value, _: Reading) -> str:
     return "pcm16"
 
 
-_FORMAT: Final = Kind(read=_format, schema={"type": "string", "const": "pcm16"})
+_FORMAT: Final = k.Kind(read=_format, schema={"type": "string", "const": "pcm16"})
 
 
-def _rate(rate_hz: int) -> Kind:
+def _rate(rate_hz: int) -> k.Kind:
     def read(value: Value, _: Reading) -> int:
         if value.value != rate_hz:
             raise unsupported(value.path, f"there are only {rate_hz} Hz here")
         return rate_hz
 
-    return Kind(read=read, schema={"type": "integer", "const": rate_hz})
+    return k.Kind(read=read, schema={"type": "integer", "const": rate_hz})
 
 
 def _form(name: str, rate_hz: int) -> Object:
     """The form of sound in one direction, as OpenAI's GA API has it; ours is fixed."""
     kind = only(CODINGS, "audio/pcm", "sound is pcm16 here")
-    rows = (
-        _checked("type", kind, "PCM16."),
-        _checked("rate", _rate(rate_hz), "Samples a second."),
-    )
+    rows = (_checked("type", kind, "PCM16."), _checked("rate", _rate(rate_hz), "Samples a second."))
     rate = _checked("sample_rate_hz", _rate(rate_hz), "Samples a second.")
     return Object(name, (Object("format", rows, doc="Its form."), rate), doc="Sound.")
 
@@ -154,11 +120,11 @@ def _voice(value: Value, at: Reading) -> ReferenceAudio:
         if not comma:
             raise invalid(value.path, "a data URL without base64")
         value = Value(path=value.path, value=data)
-    voice: ReferenceAudio = VOICE_OR_NAME.read(value, at)
+    voice: ReferenceAudio = k.VOICE_OR_NAME.read(value, at)
     return voice
 
 
-_VOICE: Final = attrs.evolve(VOICE_OR_NAME, read=_voice)
+_VOICE: Final = attrs.evolve(k.VOICE_OR_NAME, read=_voice)
 
 
 def _no_voice(value: Value, _: Reading) -> None:
@@ -177,10 +143,10 @@ _DETECTION: Final = requests.detection(
         Table(
             oa.TurnDetection,
             Field("type", _VAD, attr="kind"),
-            Field("threshold", number(0, 1), 0.5, omit=True, example=0.5),
+            Field("threshold", k.number(0, 1), 0.5, omit=True, example=0.5),
             Field(
                 "silence_duration_ms",
-                integer(100, requests.SILENCE_MS_MAX),
+                k.integer(100, requests.SILENCE_MS_MAX),
                 500,
                 attr="silence_ms",
                 omit=True,
@@ -188,7 +154,7 @@ _DETECTION: Final = requests.detection(
             ),
             _checked(
                 "interrupt_response",
-                Kind(read=_interrupts, schema={"type": "boolean", "const": True}),
+                k.Kind(read=_interrupts, schema={"type": "boolean", "const": True}),
                 "Must be true.",
             ),
         )
@@ -200,13 +166,13 @@ _INIT: Final = Table(
     Object(
         "session",
         (
-            _maybe("model", TEXT, "omni.model", example="tiny"),
+            _maybe("model", k.TEXT, "omni.model", example="tiny"),
             _maybe("modalities", _MODALITY, "omni.modality", also=_GA, example=_BOTH),
             Field("instructions", PROMPT, "", omit=True),
             _maybe("ref_audio", _VOICE, doc="A voice: base64 of a WAV, or a data URL."),
             _checked(
                 "voice",
-                Kind(read=_no_voice, schema={"type": "string", "maxLength": 0}),
+                k.Kind(read=_no_voice, schema={"type": "string", "maxLength": 0}),
                 "Must be empty here.",
             ),
             _checked("input_audio_format", _FORMAT, "PCM16."),
@@ -218,22 +184,16 @@ _INIT: Final = Table(
                 doc="The same, as the GA API has it.",
             ),
             _maybe("turn_detection", _DETECTION, "omni.detection"),
-            _maybe("overlap_policy", choice(get_args(om.Overlap)), "omni.overlap"),
-            _maybe("playback_commit_policy", choice(get_args(om.History)), "omni.history"),
-            Field(
-                "temperature",
-                number(0, 2),
-                _PLAIN.temperature,
-                attr="config.temperature",
-                omit=True,
-            ),
+            _maybe("overlap_policy", k.choice(get_args(om.Overlap)), "omni.overlap"),
+            _maybe("playback_commit_policy", k.choice(get_args(om.History)), "omni.history"),
+            setting("temperature", k.number(0, 2), _PLAIN.temperature, attr="config.temperature"),
             Object(
                 "extra_body",
                 (
-                    _maybe("auto_response", FLAG, "omni.answers"),
+                    _maybe("auto_response", k.FLAG, "omni.answers"),
                     Field(
                         "force_listen_count",
-                        integer(0, 100),
+                        k.integer(0, 100),
                         _PLAIN.force_listen_count,
                         attr="config.force_listen_count",
                         omit=True,
@@ -264,7 +224,7 @@ _INIT: Final = Table(
 )
 
 
-def _heard(value: Value, _: Reading) -> bytes:
+def _piece(value: Value, _: Reading) -> bytes:
     pcm16 = value.pcm16()
     if not 0 < len(pcm16) // 2 <= APPEND_SAMPLES_MAX:
         found = f"{len(pcm16) // 2} samples, 1 to {APPEND_SAMPLES_MAX} are allowed"
@@ -272,11 +232,11 @@ def _heard(value: Value, _: Reading) -> bytes:
     return to_float32(pcm16)
 
 
-_PIECE: Final = Kind(
-    read=_heard,
+_PIECE: Final = k.Kind(
+    read=_piece,
     write=lambda pcm: encode_base64(to_pcm16(pcm)),
-    schema=base64_of(PCM16),
-    holds=SPOKEN,
+    schema=k.base64_of(k.PCM16),
+    holds=k.SPOKEN,
 )
 
 
@@ -285,7 +245,7 @@ def _item_id(value: Value, _: Reading) -> str:
     return name.replace("item_resp_", "item_", 1) if name.startswith("item_resp_") else name
 
 
-_ID: Final = text(INPUT_ID_CHARS_MAX, 1, holds=NAMED)
+_ID: Final = k.text(INPUT_ID_CHARS_MAX, 1, holds=k.NAMED)
 _NAMES_ITEM: Final = attrs.evolve(_ID, read=_item_id)
 _OF_ITEMS: Final = (
     *(Request.CREATE_ITEM, Request.DELETE_ITEM, Request.RETRIEVE_ITEM, Request.TRUNCATE_ITEM),
@@ -296,7 +256,7 @@ def _request(cls: type, kind: str, *rows: Row) -> Table:
     return Table(cls, *rows, ANY_EVENT_ID, tag={"type": kind})
 
 
-_MS: Final = integer(0, PLAYED_MS_MAX)
+_MS: Final = k.integer(0, PLAYED_MS_MAX)
 _NO_PROMPT: Final = requests.lacking(
     "the model has its prompt already, and takes no other", "", type="string", maxLength=0
 )
@@ -318,8 +278,8 @@ REQUESTS: Final = {
     Request.COMMIT: _request(
         om.CommitTurn,
         "input_audio_buffer.commit",
-        _maybe("response_create", FLAG, "responds", also=("create_response",)),
-        Field("is_speech", FLAG, True, omit=True),
+        _maybe("response_create", k.FLAG, "responds", also=("create_response",)),
+        Field("is_speech", k.FLAG, True, omit=True),
         ignored("final", holds=None),
     ),
     Request.RESPOND: _request(
@@ -330,14 +290,7 @@ REQUESTS: Final = {
             (
                 _maybe("modalities", _MODALITY, "modality", also=_GA, example=_BOTH),
                 _checked("instructions", _NO_PROMPT, "Must be empty here.", example=""),
-                Field(
-                    "max_output_tokens",
-                    requests.TOKENS,
-                    0,
-                    attr="max_tokens",
-                    omit=True,
-                    example=100,
-                ),
+                setting("max_output_tokens", requests.TOKENS, 0, attr="max_tokens", example=100),
                 _maybe("metadata", requests.METADATA, example={"trace": "3"}),
             ),
             omit=True,
@@ -348,7 +301,7 @@ REQUESTS: Final = {
     Request.INTERRUPT: _request(
         om.BargeIn,
         "barge_in",
-        _checked("event", choice(("barge_in", "response.cancel")), "Of `turn.signal`, the same."),
+        _checked("event", k.choice(("barge_in", "response.cancel")), "Of `turn.signal`, the same."),
         ignored("payload"),
     ),
     Request.CLEAR_OUTPUT: _request(om.ClearOutput, "output_audio_buffer.clear"),
@@ -359,7 +312,7 @@ REQUESTS: Final = {
         _maybe("committed_ms", _MS),
         _maybe("response_id", _ID),
         _maybe("item_id", _NAMES_ITEM),
-        Field("truncate", FLAG, False, attr="truncates", omit=True),
+        Field("truncate", k.FLAG, False, attr="truncates", omit=True),
     ),
     Request.HEARTBEAT: _request(om.Heartbeat, "session.heartbeat"),
     Request.REPORT: Table(
@@ -390,20 +343,20 @@ class Return:
     """The first message of a client that is back, and the session that it names."""
 
     recording_id: str
-    asked: ComeBack
+    asked: ms.ComeBack
 
 
 def _return(values: dict[str, Any]) -> Return:
     seq = values["last_received"]
-    asked = ComeBack(token=values["token"], last_seq=seq - 1)
+    asked = ms.ComeBack(token=values["token"], last_seq=seq - 1)
     return Return(recording_id=values["session_id"].removeprefix(OMNI_PREFIX), asked=asked)
 
 
 RESUME: Final = Table(
     Return,
-    Field("session_id", text(INPUT_ID_CHARS_MAX, 1)),
-    Field("resume_token", text(shared.TOKEN_CHARS_MAX, 1), attr="token"),
-    Field("last_received_server_event_seq", INTEGER, 0, attr="last_received"),
+    Field("session_id", k.text(INPUT_ID_CHARS_MAX, 1)),
+    Field("resume_token", k.text(shared.TOKEN_CHARS_MAX, 1), attr="token"),
+    Field("last_received_server_event_seq", k.INTEGER, 0, attr="last_received"),
     make=_return,
 )
 _REFUSED: Final = Object(
@@ -411,13 +364,13 @@ _REFUSED: Final = Object(
     (
         fixed("code", "session_resume_expired"),
         fixed("type", "invalid_request_error"),
-        Field("message", TEXT),
+        Field("message", k.TEXT),
     ),
 )
-NOT_RESUMED: Final = Table(ErrorReport, _REFUSED, tag={"type": shared.ERROR})
+NOT_RESUMED: Final = Table(ms.ErrorReport, _REFUSED, tag={"type": shared.ERROR})
 """The answer to a client that cannot come back; its code is the one of no session and no token."""
 RESYNC: Final = Table(
-    Resumable,
+    ms.Resumable,
     _NUMBER,
     fixed("reason", "journal_overflow"),
     tag={"type": "session.resync_required"},
@@ -439,14 +392,14 @@ _CAPABILITIES: Final[Mapping[str, object]] = {
 }
 
 
-def _told(name: str, doc: str, made: Mapping[str, object] | None = None) -> Field:
+def _facts(name: str, doc: str, made: Mapping[str, object] | None = None) -> Field:
     """An object that is always the same, but for whether a session can be resumed."""
 
     def get(message: Any) -> dict[str, object]:
         return {**(made or {"supports_session_resume": message.omni.is_resumable, **_CAPABILITIES})}
 
-    kind = Kind(read=lambda *_: None, schema={"type": "object"})
-    return Field(name, kind, None, attr=DROPPED, get=get, example={**(made or {})}, doc=doc)
+    kind = k.Kind(read=lambda *_: None, schema={"type": "object"})
+    return computed(name, kind, get, example={**(made or {})}, doc=doc)
 
 
 _SOUND: Final[Mapping[str, object]] = {
@@ -464,54 +417,50 @@ _SESSION: Final = Object(
     (
         fixed("object", "realtime.session"),
         fixed("type", "realtime"),
-        Field("id", TEXT, example="duplex-20261123T101500-8f3a5b7c9d1e"),
-        Field("model", TEXT, example="tiny"),
+        Field("id", k.TEXT, example="duplex-20261123T101500-8f3a5b7c9d1e"),
+        Field("model", k.TEXT, example="tiny"),
         fixed("state", "open"),
-        Field("epoch", INTEGER),
-        Field("turn_id", INTEGER),
+        Field("epoch", k.INTEGER),
+        Field("turn_id", k.INTEGER),
         Field("modalities", _MODALITY, attr="modality", example=["audio", "text"]),
-        Field(
+        computed(
             "output_modalities",
             _MODALITY,
-            None,
-            attr=DROPPED,
-            get=lambda message: message.omni.modality,
+            lambda message: message.omni.modality,
             example=["audio", "text"],
             doc="The same, as the GA API names it.",
         ),
-        Field("instructions", TEXT),
+        Field("instructions", k.TEXT),
         null("voice"),
         fixed("input_audio_format", "pcm16"),
         fixed("output_audio_format", "pcm16"),
-        _told("audio", "The form of sound in both directions.", _SOUND),
+        _facts("audio", "The form of sound in both directions.", _SOUND),
         Field("turn_detection", _DETECTION, None, attr="detection"),
-        Field("overlap_policy", choice(get_args(om.Overlap)), attr="overlap"),
-        Field("playback_commit_policy", choice(get_args(om.History)), attr="history"),
-        _told("capabilities", "What the server can."),
+        Field("overlap_policy", k.choice(get_args(om.Overlap)), attr="overlap"),
+        Field("playback_commit_policy", k.choice(get_args(om.History)), attr="history"),
+        _facts("capabilities", "What the server can."),
     ),
     attr="omni",
     doc="The session as it is in force.",
 )
-_TOKEN: Final = Field(
+_TOKEN: Final = computed(
     "resume_token",
-    TEXT,
-    "",
-    attr=DROPPED,
-    get=lambda message: TOKEN if message.omni.is_resumable else "",
+    k.TEXT,
+    lambda message: TOKEN if message.omni.is_resumable else None,
     omit=True,
     example="q3bV0k",
     doc="The right to come back, once; only in a session that can be resumed.",
 )
 RESUMED: Final = Table(
     om.CameBack,
-    Field("session_id", TEXT),
-    Field("attachment_generation", INTEGER, attr="connection"),
+    Field("session_id", k.TEXT),
+    Field("attachment_generation", k.INTEGER, attr="connection"),
     _TOKEN,
     _SESSION,
     tag={"type": "session.resumed"},
 )
 """The first frame of a connection that comes back; no event, so it has no number."""
-_REASONS: Final[Mapping[EndReason, str]] = {
+_REASONS: Final[Mapping[ms.EndReason, str]] = {
     "client": "client_close",
     "timeout": "timeout",
     "context_full": "context_full",
@@ -521,10 +470,12 @@ _REASONS: Final[Mapping[EndReason, str]] = {
     "invalid_frame": "transport_error",
     "flooded": "transport_error",
 }
-_ENDS: Final[Mapping[str, EndReason]] = {word: end for end, word in reversed([*_REASONS.items()])}
+_ENDS: Final[Mapping[str, ms.EndReason]] = {
+    word: end for end, word in reversed([*_REASONS.items()])
+}
 
 
-def _word(closed: Closed) -> str:
+def _word(closed: ms.Closed) -> str:
     if closed.reason not in _REASONS:
         raise LocalProtocolError(f"no session.closed for {closed.reason}: it is never sent")
     return _REASONS[closed.reason]
@@ -552,23 +503,21 @@ def _numbered(table: Table, *rows: Row, kind: str = "") -> Table:
     return table.with_rows(_NUMBER, *rows, tag={"type": kind} if kind else None)
 
 
-_OF_SESSION: Final = (Field("session_id", TEXT), Field("epoch", INTEGER))
-_NO_METRICS: Final = Metrics(kv_cache_length=0, recording="off")
+_OF_SESSION: Final = (Field("session_id", k.TEXT), Field("epoch", k.INTEGER))
+_NO_METRICS: Final = ms.Metrics(kv_cache_length=0, recording="off")
 
 
-def _end_ms(speech: Speech) -> int:
+def _end_ms(speech: ms.Speech) -> int:
     return speech.start_ms + len(speech.pcm) // SAMPLE_BYTES * MS_PER_S // OUTPUT_RATE_HZ
 
 
 _AUDIO: Final = _numbered(
     answers.SOUND,
     attrs.evolve(fixed("format", "pcm16"), rank=1),
-    Field(
+    computed(
         "sample_rate_hz",
-        integer(OUTPUT_RATE_HZ, OUTPUT_RATE_HZ),
-        OUTPUT_RATE_HZ,
-        attr=DROPPED,
-        get=lambda _: OUTPUT_RATE_HZ,
+        k.integer(OUTPUT_RATE_HZ, OUTPUT_RATE_HZ),
+        lambda _: OUTPUT_RATE_HZ,
         rank=1,
         doc="Of the sound.",
     ),
@@ -576,12 +525,10 @@ _AUDIO: Final = _numbered(
         "metadata",
         (
             *_OF_SESSION,
-            Field(
+            computed(
                 "audio_duration_ms",
-                INTEGER,
-                0,
-                attr=DROPPED,
-                get=_end_ms,
+                k.INTEGER,
+                _end_ms,
                 example=1000,
                 doc="Of the response's sound so far.",
             ),
@@ -595,12 +542,10 @@ _WORDS: Final = _numbered(answers.WORDS)
 
 def _of_reply(table: Table) -> Table:
     """A state of a response, which names it at the top too."""
-    row = Field(
+    row = computed(
         "response_id",
-        TEXT,
-        "",
-        attr=DROPPED,
-        get=lambda state: state.reply.id,
+        k.TEXT,
+        lambda state: state.reply.id,
         example="resp_7b20d9c3a415",
         doc="The response.",
     )
@@ -619,7 +564,7 @@ _ITEMS: Final[Mapping[str, tuple[Table, ...]]] = {
 """An item is added in two words: that of the GA API, and that of its beta."""
 _BEGAN, _DONE = _of_reply(answers.BEGAN), _of_reply(answers.DONE)
 _LISTEN: Final = _event(
-    Listen,
+    ms.Listen,
     "response.listen",
     *_OF_SESSION,
     Object(
@@ -631,16 +576,11 @@ _LISTEN: Final = _event(
     metrics=_NO_METRICS,
 )
 _CREATED: Final = Table(
-    Created,
+    ms.Created,
     _NUMBER,
     EVENT_ID,
-    Field(
-        "attachment_generation",
-        integer(1, 1),
-        1,
-        attr=DROPPED,
-        get=lambda _: 1,
-        doc="The client's first connection.",
+    computed(
+        "attachment_generation", k.integer(1, 1), lambda _: 1, doc="The client's first connection."
     ),
     _TOKEN,
     _SESSION,
@@ -648,17 +588,15 @@ _CREATED: Final = Table(
     lacks={"session_id": "", "prompt_length": 0, "recording": "off"},
 )
 _PLAYED: Final = (
-    Field("generated_ms", INTEGER),
-    Field(
+    Field("generated_ms", k.INTEGER),
+    computed(
         "sent_ms",
-        INTEGER,
-        0,
-        attr=DROPPED,
-        get=lambda it: it.playback.generated_ms,
+        k.INTEGER,
+        lambda it: it.playback.generated_ms,
         doc="The same: what is spoken is sent.",
     ),
-    Field("played_ms", INTEGER),
-    Field("committed_ms", INTEGER),
+    Field("played_ms", k.INTEGER),
+    Field("committed_ms", k.INTEGER),
 )
 _ACKNOWLEDGED: Final = _event(
     om.Acknowledged,
@@ -668,55 +606,48 @@ _ACKNOWLEDGED: Final = _event(
         (
             fixed("type", "playback.acknowledged"),
             *_OF_SESSION,
-            Field("item_id", TEXT),
+            Field("item_id", k.TEXT),
             *(
-                Field(
-                    name,
-                    INTEGER,
-                    0,
-                    attr=DROPPED,
-                    get=attrgetter(f"playback.{name}"),
-                    doc="As in playback.",
-                )
+                computed(name, k.INTEGER, attrgetter(f"playback.{name}"), doc="As in playback.")
                 for name in ("played_ms", "committed_ms")
             ),
-            Field("truncate", FLAG, attr="truncates"),
+            Field("truncate", k.FLAG, attr="truncates"),
             Object("playback", _PLAYED, attr="playback", doc="Where the response stands."),
-            Field("history_committed", FLAG, attr="is_whole"),
+            Field("history_committed", k.FLAG, attr="is_whole"),
         ),
         doc="What is noted.",
     ),
 )
 _CLOSED: Final = _event(
-    Closed,
+    ms.Closed,
     shared.SESSION_CLOSED,
-    Field("session_id", TEXT),
-    Field("reason", word_of(_ENDS), get=_word),
+    Field("session_id", k.TEXT),
+    Field("reason", k.word_of(_ENDS), get=_word),
 )
 _QUEUE: Final = tuple(
-    _numbered(table) for table in shared.COMMON if table.cls in (Queued, QueueUpdate)
+    _numbered(table) for table in shared.COMMON if table.cls in (ms.Queued, ms.QueueUpdate)
 )
 ANSWERS: Final = (
     *_QUEUE,
     _CREATED,
     _event(om.SessionUpdated, "session.updated", _SESSION),
-    _event(om.HeartbeatAck, "session.heartbeat_ack", Field("session_id", TEXT)),
+    _event(om.HeartbeatAck, "session.heartbeat_ack", Field("session_id", k.TEXT)),
     *_INPUTS.values(),
     *(table for tables in _ITEMS.values() for table in tables),
-    _event(oa.ItemDeleted, "conversation.item.deleted", Field("item_id", TEXT)),
+    _event(oa.ItemDeleted, "conversation.item.deleted", Field("item_id", k.TEXT)),
     _event(
         oa.ItemTruncated,
         "conversation.item.truncated",
-        Field("item_id", TEXT),
-        Field("content_index", INTEGER),
-        Field("audio_end_ms", INTEGER),
+        Field("item_id", k.TEXT),
+        Field("content_index", k.INTEGER),
+        Field("audio_end_ms", k.INTEGER),
     ),
     _BEGAN,
     _event(
         om.Speaking,
         "response.speak",
-        Field("response_id", TEXT),
-        Object("metadata", (Field("epoch", INTEGER),), doc="Where it stands."),
+        Field("response_id", k.TEXT),
+        Object("metadata", (Field("epoch", k.INTEGER),), doc="Where it stands."),
     ),
     *_STEPS.values(),
     _AUDIO,
@@ -724,7 +655,7 @@ ANSWERS: Final = (
     _LISTEN,
     _DONE,
     _event(om.RateLimits, "rate_limits.updated", nothing("rate_limits")),
-    _event(om.OutputCleared, "output_audio_buffer.cleared", Field("response_id", TEXT)),
+    _event(om.OutputCleared, "output_audio_buffer.cleared", Field("response_id", k.TEXT)),
     _ACKNOWLEDGED,
     _CLOSED,
     _numbered(error_table(ERROR_CODES, "event_id")),
@@ -741,15 +672,15 @@ class Omni(Dialect):
             raise unsupported("$.type", f"{kind}: the model takes no text in a conversation")
         return super().parse(request, body, context)
 
-    def encode(self, message: ServerMessage) -> tuple[str, ...]:
+    def encode(self, message: ms.ServerMessage) -> tuple[str, ...]:
         """Write a server's message as frames; a speaking second has its sound first."""
         return tuple(table.encode(message) for table in self._tables(message))
 
-    def _tables(self, message: ServerMessage) -> tuple[Table, ...]:
+    def _tables(self, message: ms.ServerMessage) -> tuple[Table, ...]:
         match message:
-            case QueueDone():
+            case ms.QueueDone():
                 return ()
-            case Speech():
+            case ms.Speech():
                 return (_AUDIO, _WORDS) if message.pcm else (_WORDS,)
             case oa.ReplyStep():
                 return (_STEPS[message.kind],)

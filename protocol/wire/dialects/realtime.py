@@ -34,17 +34,6 @@ from ..kinds import FLAG, INTEGER, SPEECH, TEXT, VOICE, Kind, heard, word_of
 from ..table import Field, Object, Row, Rule, Table
 from . import chat, shared
 from .base import Context, Dialect, Json
-from .shared import (
-    APPEND_SLICES,
-    ASKED,
-    FORCE_LISTEN,
-    INPUT_ID,
-    PROMPT,
-    SLICES,
-    config,
-    frames,
-    slices_once,
-)
 
 FULL_DUPLEX: Final = "full_duplex"
 """The runtime mode of both `mode=video` and `mode=audio` (001, Modes)."""
@@ -76,10 +65,15 @@ _INIT: Final = Table(
         "payload",
         (
             Rule(_voice_is_object),
-            config("config", rank=1),
-            Field("max_slice_nums", SLICES, 1, omit=True, rank=2),
+            shared.config("config", rank=1),
+            Field("max_slice_nums", shared.SLICES, 1, omit=True, rank=2),
             Field(
-                "system_prompt", PROMPT, "", attr="instructions", also=("instructions",), omit=True
+                "system_prompt",
+                shared.PROMPT,
+                "",
+                attr="instructions",
+                also=("instructions",),
+                omit=True,
             ),
             Object(
                 "voice",
@@ -89,9 +83,9 @@ _INIT: Final = Table(
                 ),
                 omit=True,
             ),
-            slices_once("config"),
+            shared.slices_once("config"),
             chat.DUPLEX_TOOLS_ROW,
-            *ASKED,
+            *shared.ASKED,
         ),
         is_required=True,
     ),
@@ -105,14 +99,14 @@ _APPEND: Final = Table(
         "input",
         (
             Field("audio", heard(1), attr="pcm"),
-            frames("video_frames"),
-            FORCE_LISTEN,
-            APPEND_SLICES,
+            shared.frames("video_frames"),
+            shared.FORCE_LISTEN,
+            shared.APPEND_SLICES,
         ),
         is_required=True,
         rank=1,
     ),
-    INPUT_ID,
+    shared.INPUT_ID,
     tag={"type": shared.INPUT_APPEND},
 )
 

@@ -12,58 +12,30 @@ from typing import Any, Final, get_args
 
 import attrs
 
+from ...values import limits
+from ...values import messages as ms
 from ...values.errors import LIVE_ERRORS, TRANSCRIPTION_ERRORS, ErrorCode, error_type
-from ...values.limits import (
-    FRAMES_MAX,
-    INPUT_ID_CHARS_MAX,
-    INSTRUCTIONS_CHARS_MAX,
-    REASON_CHARS_MAX,
-    SLICES_MAX,
-)
-from ...values.messages import (
-    ComeBack,
-    ErrorReport,
-    GoingAway,
-    Queued,
-    QueueDone,
-    QueueUpdate,
-    RecordingState,
-    Replaced,
-    Resumable,
-)
 from ...values.model import INPUT_RATE_HZ, DuplexConfig, SlidingWindow
 from ...values.requests import CloseRequest, Played, Request
+from .. import kinds as k
 from ..codec import Reading, Value, invalid
-from ..kinds import (
-    FLAG,
-    FRAME_OF_SEVERAL,
-    INTEGER,
-    NAMED,
-    PROMPTED,
-    SAID,
-    TEXT,
-    Kind,
-    because,
-    choice,
-    integer,
-    number,
-    text,
-)
-from ..table import DROPPED, Field, Object, Row, Rule, Table, items
+from ..table import DROPPED, Field, Object, Row, Rule, Table, computed, items
 from .base import Json
 
-SLICES: Final = integer(1, SLICES_MAX)
+SLICES: Final = k.integer(1, limits.SLICES_MAX)
 """A slice count (000, max_slice_nums)."""
-PROMPT: Final = text(INSTRUCTIONS_CHARS_MAX, holds=PROMPTED)
-INPUT_ID: Final = Field("input_id", text(INPUT_ID_CHARS_MAX, 1, holds=NAMED), None, omit=True)
+PROMPT: Final = k.text(limits.INSTRUCTIONS_CHARS_MAX, holds=k.PROMPTED)
+INPUT_ID: Final = Field(
+    "input_id", k.text(limits.INPUT_ID_CHARS_MAX, 1, holds=k.NAMED), None, omit=True
+)
 """The client's own name for its input, returned in the answers to it."""
-FORCE_LISTEN: Final = Field("force_listen", FLAG, False)
+FORCE_LISTEN: Final = Field("force_listen", k.FLAG, False)
 APPEND_SLICES: Final = Field("max_slice_nums", SLICES, None, omit=True)
 
 
 def frames(name: str) -> Field:
     """Make the row of an append's pictures; `mode=audio` ignores them."""
-    kind = items(FRAME_OF_SEVERAL, FRAMES_MAX)
+    kind = items(k.FRAME_OF_SEVERAL, limits.FRAMES_MAX)
     return Field(name, kind, (), attr="frames", omit=True, aside_in={"audio": ()})
 
 
@@ -73,29 +45,20 @@ def _record(value: Value, at: Reading) -> bool:
     return bool(value.value)
 
 
-RECORD: Final = Field(
-    "record",
-    attrs.evolve(FLAG, read=_record),
-    True,
-    omit=True,
-    rank=9,
-)
+RECORD: Final = Field("record", attrs.evolve(k.FLAG, read=_record), True, omit=True, rank=9)
 """Whether the session may be recorded."""
-ASKED: Final[tuple[Row, ...]] = (
-    Field("notices", FLAG, False, omit=True, rank=9),
-    RECORD,
-)
+ASKED: Final[tuple[Row, ...]] = (Field("notices", k.FLAG, False, omit=True, rank=9), RECORD)
 """A client's wishes for the server in addition to its settings."""
 
 
-def setting(name: str, kind: Kind, default: object, **more: Any) -> Field:
+def setting(name: str, kind: k.Kind, default: object, **more: Any) -> Field:
     """Make the row of a setting, which is written unless it is the default."""
     return Field(name, kind, default, omit=True, **more)
 
 
-def one_value(name: str, kind: Kind, why: str = "", **more: Any) -> Field:
+def one_value(name: str, kind: k.Kind, why: str = "", **more: Any) -> Field:
     """Make the row of a setting with a single allowed value."""
-    return Field(name, because(kind, why) if why else kind, None, attr=DROPPED, **more)
+    return Field(name, k.because(kind, why) if why else kind, None, attr=DROPPED, **more)
 
 
 SESSION_INIT: Final = "session.init"
@@ -124,7 +87,7 @@ ERROR_CODES: Final = tuple(
     code for code in ErrorCode if code not in TRANSCRIPTION_ERRORS | LIVE_ERRORS
 )
 ERROR_TYPES: Final = tuple(dict.fromkeys(map(error_type, ErrorCode)))
-RECORDING_STATES: Final[tuple[RecordingState, ...]] = ("on", "off", "failed")
+RECORDING_STATES: Final[tuple[ms.RecordingState, ...]] = ("on", "off", "failed")
 
 # -- the client's type --------------------------------------------------------------------------
 
@@ -169,70 +132,69 @@ def is_openai_update(body: Json) -> bool:
 def _closing_words(value: Value, _: Reading) -> str | None:
     """Read a client's own words: None if it is not a string or empty; a longer one is cut."""
     words = value.value
-    return words[:REASON_CHARS_MAX] or None if isinstance(words, str) else None
+    return words[: limits.REASON_CHARS_MAX] or None if isinstance(words, str) else None
 
 
 CLOSE: Final = Table(
     CloseRequest,
-    Field("reason", Kind(read=_closing_words, schema={}, holds=SAID), None, omit=True),
+    Field("reason", k.Kind(read=_closing_words, schema={}, holds=k.SAID), None, omit=True),
     tag={"type": SESSION_CLOSE},
 )
 """`session.close`: it is honoured in every state, so nothing in it is refused."""
 PLAYED_MS_MAX: Final = 2**53
 """Whole numbers up to it are exact in JavaScript."""
 PLAYED: Final = Table(
-    Played, Field("played_ms", integer(0, PLAYED_MS_MAX)), tag={"type": PLAYBACK_ACK}
+    Played, Field("played_ms", k.integer(0, PLAYED_MS_MAX)), tag={"type": PLAYBACK_ACK}
 )
 
 _TIME_MS_MAX: Final = 1e9
 """Eleven days: no unit takes longer, and no session lives as long."""
-TIME_MS: Final = number(0, _TIME_MS_MAX)
-RECORDING: Final = choice(RECORDING_STATES)
+TIME_MS: Final = k.number(0, _TIME_MS_MAX)
+RECORDING: Final = k.choice(RECORDING_STATES)
 PLACE: Final[tuple[Row, ...]] = (
-    Field("position", integer(1), attr="place.position"),
-    Field("estimated_wait_s", INTEGER, attr="place.estimated_wait_s"),
-    Field("ticket_id", TEXT, attr="place.ticket_id"),
-    Field("queue_length", INTEGER, attr="place.queue_length"),
+    Field("position", k.integer(1), attr="place.position"),
+    Field("estimated_wait_s", k.INTEGER, attr="place.estimated_wait_s"),
+    Field("ticket_id", k.TEXT, attr="place.ticket_id"),
+    Field("queue_length", k.INTEGER, attr="place.queue_length"),
 )
-ERROR_SESSION: Final = Field("session_id", TEXT, "", omit=True)
+ERROR_SESSION: Final = Field("session_id", k.TEXT, "", omit=True)
 """The session of an error, if known; other servers do not name it."""
 RECORDED: Final[tuple[Row, ...]] = (
-    Field("recording_id", TEXT, "", omit=True),
-    Field("recording_notice", TEXT, "", omit=True),
+    Field("recording_id", k.TEXT, "", omit=True),
+    Field("recording_notice", k.TEXT, "", omit=True),
 )
 METRICS: Final[tuple[Row, ...]] = (
-    Field("kv_cache_length", INTEGER, 0),
+    Field("kv_cache_length", k.INTEGER, 0),
     Field("prefill_ms", TIME_MS, 0.0),
     Field("generate_ms", TIME_MS, 0.0),
     Field("wall_clock_ms", TIME_MS, 0.0),
     Field("cost_llm_ms", TIME_MS, 0.0),
     Field("cost_tts_ms", TIME_MS, 0.0),
     Field("cost_token2wav_ms", TIME_MS, 0.0),
-    Field("n_tokens", INTEGER, 0),
-    Field("n_tts_tokens", INTEGER, 0),
-    Field("vision_slices", INTEGER, 0),
-    Field("vision_tokens", INTEGER, 0),
-    Field("dropped_units", INTEGER, 0),
+    Field("n_tokens", k.INTEGER, 0),
+    Field("n_tts_tokens", k.INTEGER, 0),
+    Field("vision_slices", k.INTEGER, 0),
+    Field("vision_tokens", k.INTEGER, 0),
+    Field("dropped_units", k.INTEGER, 0),
     Field("recording", RECORDING, "off"),
 )
 """The metrics of a unit (the wire decisions, `realtime`); 0 if another server omits one."""
 COMMON: Final = (
-    Table(Queued, *PLACE, tag={"type": SESSION_QUEUED}),
-    Table(QueueUpdate, *PLACE, tag={"type": SESSION_QUEUE_UPDATE}),
-    Table(QueueDone, tag={"type": SESSION_QUEUE_DONE}),
-    Table(GoingAway, Field("seconds_left", INTEGER), tag={"type": SESSION_GOING_AWAY}),
+    Table(ms.Queued, *PLACE, tag={"type": SESSION_QUEUED}),
+    Table(ms.QueueUpdate, *PLACE, tag={"type": SESSION_QUEUE_UPDATE}),
+    Table(ms.QueueDone, tag={"type": SESSION_QUEUE_DONE}),
+    Table(ms.GoingAway, Field("seconds_left", k.INTEGER), tag={"type": SESSION_GOING_AWAY}),
     Table(
-        ErrorReport,
+        ms.ErrorReport,
         Object(
             "error",
             (
-                Field("code", choice(ERROR_CODES)),
-                Field("message", TEXT),
-                Field(
+                Field("code", k.choice(ERROR_CODES)),
+                Field("message", k.TEXT),
+                computed(
                     "type",
-                    choice(ERROR_TYPES),
-                    attr=DROPPED,
-                    get=lambda report: error_type(report.code),
+                    k.choice(ERROR_TYPES),
+                    lambda report: error_type(report.code),
                     is_read=False,
                     doc="Whose mistake it is.",
                 ),
@@ -266,25 +228,23 @@ def _greedy(at: Reading) -> None:
 _DEFAULT: Final = DuplexConfig()
 _WINDOWS: Final = get_args(SlidingWindow)
 WINDOW: Final = attrs.evolve(
-    choice(_WINDOWS), read=lambda value, at: value.choice(at.context.sliding_windows)
+    k.choice(_WINDOWS), read=lambda value, at: value.choice(at.context.sliding_windows)
 )
 CONFIG: Final[tuple[Row, ...]] = (
-    setting("generate_audio", FLAG, _DEFAULT.generate_audio),
-    setting("force_listen_count", integer(0, 100), _DEFAULT.force_listen_count),
+    setting("generate_audio", k.FLAG, _DEFAULT.generate_audio),
+    setting("force_listen_count", k.integer(0, 100), _DEFAULT.force_listen_count),
     setting(
-        "max_new_speak_tokens_per_chunk",
-        integer(2, 20),
-        _DEFAULT.max_new_speak_tokens_per_chunk,
+        "max_new_speak_tokens_per_chunk", k.integer(2, 20), _DEFAULT.max_new_speak_tokens_per_chunk
     ),
-    setting("temperature", number(0, 2), _DEFAULT.temperature),
-    setting("top_k", integer(1, 1000), _DEFAULT.top_k),
-    setting("top_p", number(0, 1, "above "), _DEFAULT.top_p),
-    setting("listen_prob_scale", number(0, 10), _DEFAULT.listen_prob_scale),
-    setting("length_penalty", number(0.1, 10), _DEFAULT.length_penalty),
+    setting("temperature", k.number(0, 2), _DEFAULT.temperature),
+    setting("top_k", k.integer(1, 1000), _DEFAULT.top_k),
+    setting("top_p", k.number(0, 1, "above "), _DEFAULT.top_p),
+    setting("listen_prob_scale", k.number(0, 10), _DEFAULT.listen_prob_scale),
+    setting("length_penalty", k.number(0.1, 10), _DEFAULT.length_penalty),
     setting("sliding_window", WINDOW, _DEFAULT.sliding_window),
-    one_value("ls_mode", choice(("explicit",))),
-    one_value("chunk_ms", integer(CHUNK_MS, CHUNK_MS)),
-    one_value("sample_rate", integer(INPUT_RATE_HZ, INPUT_RATE_HZ)),
+    one_value("ls_mode", k.choice(("explicit",))),
+    one_value("chunk_ms", k.integer(CHUNK_MS, CHUNK_MS)),
+    one_value("sample_rate", k.integer(INPUT_RATE_HZ, INPUT_RATE_HZ)),
     Field(
         "max_slice_nums",
         SLICES,
@@ -295,20 +255,16 @@ CONFIG: Final[tuple[Row, ...]] = (
     ),
     Field(
         "decode_mode",
-        choice(DECODE_MODES),
+        k.choice(DECODE_MODES),
         "sampling",
         attr="^decode_mode",
         is_written=False,
         doc="`greedy` takes the most likely token, as a `temperature` of 0 does.",
     ),
-    one_value("text_repetition_penalty", number(1.05, 1.05), _REPETITION),
-    one_value("text_repetition_window_size", integer(512, 512), _REPETITION),
-    one_value("listen_top_k", integer(0, 0), "listening is sampled as any token is"),
-    one_value(
-        "tts_temperature",
-        number(0.8, 0.8),
-        "the sampling of speech is not a setting",
-    ),
+    one_value("text_repetition_penalty", k.number(1.05, 1.05), _REPETITION),
+    one_value("text_repetition_window_size", k.integer(512, 512), _REPETITION),
+    one_value("listen_top_k", k.integer(0, 0), "listening is sampled as any token is"),
+    one_value("tts_temperature", k.number(0.8, 0.8), "the sampling of speech is not a setting"),
     Rule(_greedy),
 )
 """The inference settings, each honoured or refused."""
@@ -355,24 +311,27 @@ TOKEN_CHARS_MAX: Final = 64
 """32 random bytes in base64 have 43 characters."""
 
 RESUMABLE: Final = Table(
-    Resumable,
-    Field("recording_id", TEXT, ""),
-    Field("token", TEXT, ""),
-    Field("grace_s", INTEGER, 0),
-    Field("expires_in_s", INTEGER, 0),
-    Field("next_seq", INTEGER, 0),
-    Field("ack", INTEGER, 0),
+    ms.Resumable,
+    Field("recording_id", k.TEXT, ""),
+    Field("token", k.TEXT, ""),
+    Field("grace_s", k.INTEGER, 0),
+    Field("expires_in_s", k.INTEGER, 0),
+    Field("next_seq", k.INTEGER, 0),
+    Field("ack", k.INTEGER, 0),
     tag={"type": SESSION_RESUMABLE},
 )
 UNRESUMABLE: Final = Table(
-    Resumable, Field("token", TEXT, ""), tag={"type": SESSION_RESUMABLE}, lacks={"recording_id": ""}
+    ms.Resumable,
+    Field("token", k.TEXT, ""),
+    tag={"type": SESSION_RESUMABLE},
+    lacks={"recording_id": ""},
 )
 """The same later on: the session cannot be resumed any more."""
-REPLACED: Final = Table(Replaced, tag={"type": SESSION_REPLACED})
+REPLACED: Final = Table(ms.Replaced, tag={"type": SESSION_REPLACED})
 RESUME: Final = Table(
-    ComeBack,
-    Field("token", text(TOKEN_CHARS_MAX, 1)),
-    Field("last_seq", integer(-1), -1),
+    ms.ComeBack,
+    Field("token", k.text(TOKEN_CHARS_MAX, 1)),
+    Field("last_seq", k.integer(-1), -1),
     tag={"type": SESSION_RESUME},
 )
 

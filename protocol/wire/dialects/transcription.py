@@ -26,22 +26,14 @@ from typing import Any, Final
 
 import attrs
 
+from ...values import messages as ms
 from ...values.behaviour import ONLY_MODEL
 from ...values.errors import LIVE_ERRORS, ErrorCode
-from ...values.messages import (
-    Closed,
-    Created,
-    EndReason,
-    ErrorReport,
-    ServerMessage,
-    TranscriptDelta,
-    TranscriptDone,
-)
 from ...values.modes import Mode
 from ...values.requests import AppendSound, ChooseModel, ClientMessage, Commit, Request
 from ..codec import Reading, Value, invalid
 from ..kinds import FLAG, INTEGER, PROMPTED, SOUND16, TEXT, Holds, Kind, choice
-from ..table import DROPPED, Field, Object, Table
+from ..table import DROPPED, Field, Object, Table, computed
 from . import legacy, shared
 from .base import Context, Dialect, Json, no_frame
 from .shared import RECORD
@@ -59,13 +51,13 @@ _TYPES: Final[Mapping[str, Request]] = {
 }
 _DELTAS: Final = ("transcription.delta", "response.text.delta")
 _DONES: Final = ("transcription.done", "response.done")
-_ENDS: Final[Mapping[EndReason, str]] = {
+_ENDS: Final[Mapping[ms.EndReason, str]] = {
     "timeout": "the session is over: it has lasted as long as a session may",
     "backend_error": "the session is over: the model was lost",
     "server_shutdown": "the session is over: the server shuts down",
 }
 """The words of an end's error."""
-_SILENT_ENDS: Final[frozenset[EndReason]] = frozenset(
+_SILENT_ENDS: Final[frozenset[ms.EndReason]] = frozenset(
     {"idle", "cancelled", "invalid_frame", "flooded", "refused", "rejected"}
 )
 """Ends without a message: the close shows them, or an error before it."""
@@ -115,7 +107,7 @@ _CREATE: Final = Table(Commit, tag={"type": RESPONSE_CREATE})
 # -- from the server ----------------------------------------------------------------------------
 
 _CREATED: Final = Table(
-    Created,
+    ms.Created,
     Field("id", TEXT, attr="session_id"),
     Field("created", INTEGER, 0, attr="created_s"),
     *shared.RECORDED,
@@ -125,36 +117,36 @@ _CREATED: Final = Table(
 
 
 def _delta(kind: str) -> Table:
-    return Table(TranscriptDelta, Field("delta", TEXT, attr="text"), tag={"type": kind})
+    return Table(ms.TranscriptDelta, Field("delta", TEXT, attr="text"), tag={"type": kind})
 
 
 def _done(kind: str) -> Table:
-    total = Field(
+    total = computed(
         "total_tokens",
         INTEGER,
-        0,
-        attr=DROPPED,
-        get=lambda done: done.prompt_tokens + done.completion_tokens,
+        lambda done: done.prompt_tokens + done.completion_tokens,
         example=2,
         doc="Both together.",
     )
     counts = (Field("prompt_tokens", INTEGER, 0), Field("completion_tokens", INTEGER, 0), total)
-    return Table(TranscriptDone, Field("text", TEXT), Object("usage", counts), tag={"type": kind})
+    return Table(
+        ms.TranscriptDone, Field("text", TEXT), Object("usage", counts), tag={"type": kind}
+    )
 
 
-def _error(values: dict[str, Any]) -> ErrorReport | Closed:
+def _error(values: dict[str, Any]) -> ms.ErrorReport | ms.Closed:
     """Read an error; one without a code, or with another's, is another server's failure."""
     code, session_id = values.pop("code"), values["session_id"]
     for reason in _ENDS:
         if code == reason:
-            return Closed(session_id="", reason=reason, named=session_id)
+            return ms.Closed(session_id="", reason=reason, named=session_id)
     known = {str(one): one for one in ErrorCode}
-    return ErrorReport(code=known.get(code, ErrorCode.INFERENCE_ERROR), **values)
+    return ms.ErrorReport(code=known.get(code, ErrorCode.INFERENCE_ERROR), **values)
 
 
 _CODES: Final = tuple(code for code in ErrorCode if code not in LIVE_ERRORS)
 _ERROR: Final = Table(
-    ErrorReport,
+    ms.ErrorReport,
     legacy.ERROR_TEXT,
     Field("code", Kind(read=TEXT.read, schema=choice((*_CODES, *_ENDS)).schema), ""),
     shared.ERROR_SESSION,
@@ -162,7 +154,7 @@ _ERROR: Final = Table(
     make=_error,
 )
 _END: Final = legacy.faults(
-    Closed,
+    ms.Closed,
     Field("error", TEXT, get=lambda closed: closed.error_text or _ENDS[closed.reason]),
     Field("code", TEXT, attr="reason"),
 )
@@ -179,11 +171,7 @@ class Transcription(Dialect):
     """
 
     def __init__(self, name: str, *, choice: str, beginning: Table, names: tuple[str, str]) -> None:
-        requests = {
-            Request.INIT: _choice(choice),
-            Request.APPEND: _APPEND,
-            Request.COMMIT: _COMMIT,
-        }
+        requests = {Request.INIT: _choice(choice), Request.APPEND: _APPEND, Request.COMMIT: _COMMIT}
         answers = (_CREATED, _delta(names[0]), _done(names[1]), _ERROR)
         others = (*map(_delta, _DELTAS), *map(_done, _DONES))
         super().__init__(name, _TYPES, requests, answers, others)
@@ -206,12 +194,12 @@ class Transcription(Dialect):
             return commit
         return attrs.evolve(commit, final=True, begins=commit.final)
 
-    def encode(self, message: ServerMessage) -> tuple[str, ...]:
+    def encode(self, message: ms.ServerMessage) -> tuple[str, ...]:
         """Write a server's message as frames."""
         match message:
-            case Closed(reason=reason) if reason in _ENDS:
+            case ms.Closed(reason=reason) if reason in _ENDS:
                 return (_END.encode(message),)
-            case Closed(reason=reason) if reason in _SILENT_ENDS:
+            case ms.Closed(reason=reason) if reason in _SILENT_ENDS:
                 return ()
         return super().encode(message)
 
@@ -230,10 +218,7 @@ class Transcription(Dialect):
 
 
 TRANSCRIPTION: Final = Transcription(
-    "transcription",
-    choice=shared.SESSION_UPDATE,
-    beginning=_COMMIT,
-    names=(_DELTAS[0], _DONES[0]),
+    "transcription", choice=shared.SESSION_UPDATE, beginning=_COMMIT, names=(_DELTAS[0], _DONES[0])
 )
 TRANSCRIPTION_RESPONSES: Final = Transcription(
     "transcription-responses",

@@ -198,7 +198,7 @@ def test_a_mark_goes_with_a_log_that_is_removed_meanwhile(
         Store(tmp_path).remove(info)
         return add_mark(path, **fields)
 
-    monkeypatch.setattr("runtime.api.marks.add_mark", late)
+    monkeypatch.setattr("recorder.storage.marks.add_mark", late)
     routes = Marks(lambda: None, Recordings(tmp_path)).routes()
     assert anyio.run(answered, routes, backend="trio") == 404
     assert not marks_path(log).exists()
@@ -235,7 +235,7 @@ def test_writers_that_wait_leave_threads_to_the_server(
         made.append(path)
         return add_mark(path, **fields)
 
-    monkeypatch.setattr("runtime.api.marks.add_mark", slow)
+    monkeypatch.setattr("recorder.storage.marks.add_mark", slow)
     write_log(tmp_path, "one")
     routes = Marks(lambda: None, Recordings(tmp_path)).routes()
 

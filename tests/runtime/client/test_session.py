@@ -35,9 +35,9 @@ from runtime.model.backends.scripted import ScriptedBackend
 from runtime.net import listener
 from runtime.net.http import make_app
 from runtime.serve.gateway import Gateway
-from runtime.session.identity import CountedIdentities
 from runtime.session.server import Server
 from runtime.settings.settings import Settings
+from tests.sessions.identities import CountedIdentities
 from tests.sessions.in_memory import decode_here, pcm
 
 pytestmark = pytest.mark.anyio

@@ -17,7 +17,6 @@ from runtime.cli import main
 from runtime.commands import bench
 from runtime.commands.bench import (
     ARRIVALS,
-    Clock,
     EngineBenchResult,
     FullFacts,
     full_facts,
@@ -28,6 +27,7 @@ from runtime.commands.bench_engine import (
     NEAR,
     SPEAKING_TOKENS,
     Arrival,
+    Case,
     Doing,
     EngineRun,
     Load,
@@ -40,6 +40,7 @@ from runtime.commands.bench_engine import (
 )
 from runtime.model.backends.minicpmo.config import read_config
 from runtime.model.backends.minicpmo.model import DuplexModel, floor_ms, random_model
+from tests.gpu.virtual import run_virtual
 from tests.models.random_model import CONFIG, SMALL, changed, write_checkpoint, write_tokenizer
 
 ROOT = Path(__file__).parents[3]
@@ -70,13 +71,23 @@ def run(mode: Mode, sessions: int, missed: int = 0, busy_ms: float = 1.0) -> Eng
     )
 
 
-@pytest.mark.parametrize("clock", ["wall", "cpu"])
+def cases_on_a_virtual_clock(model: DuplexModel, load: Load) -> list[EngineRun]:
+    """What `measure_engine` runs with one session, on the clock of `tests.gpu`."""
+    cases = [Case(mode=mode, arrival=it, sessions=1) for it in ARRIVALS for mode in MODES]
+    return [run_virtual(model, load, case) for case in cases]
+
+
+@pytest.mark.parametrize("clock", ["wall", "virtual"])
 @pytest.mark.parametrize("doing", ["speaking", "listening"])
-def test_every_unit_does_what_it_is_to_do(checkpoint: Path, doing: Doing, clock: Clock) -> None:
+def test_every_unit_does_what_it_is_to_do(checkpoint: Path, doing: Doing, clock: str) -> None:
     """The figures would be of sessions that listen, and promise too many of those that speak."""
-    load = Load(speech=load_speech(), seconds=2 if clock == "cpu" else 1, doing=doing)
+    load = Load(speech=load_speech(), seconds=1 if clock == "wall" else 2, doing=doing)
     model = DuplexModel.load(checkpoint, slots=1)
-    runs, served = measure_engine(model, load, [1], clock, show=lambda _: None)
+    if clock == "wall":
+        runs, served = measure_engine(model, load, [1], show=lambda _: None)
+        assert [each.arrival for each in served] == list(ARRIVALS)
+    else:
+        runs = cases_on_a_virtual_clock(model, load)
     assert {(run.arrival, run.mode) for run in runs} == {
         (arrival, mode) for arrival in ARRIVALS for mode in MODES
     }
@@ -88,7 +99,6 @@ def test_every_unit_does_what_it_is_to_do(checkpoint: Path, doing: Doing, clock:
         assert each.batch_mean >= 1
         assert set(each.stages_ms) == {"prefill", "llm", "tts", "token2wav"}
         assert (each.stages_ms["tts"] > 0) == (doing == "speaking")
-    assert [each.arrival for each in served] == list(ARRIVALS)
 
 
 def test_a_shape_without_weights_is_measured_like_any_model(tmp_path: Path) -> None:

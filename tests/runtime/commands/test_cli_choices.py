@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from runtime.cli import main
 from runtime.settings.settings import DEVICES, DTYPES, Settings, declared
+from runtime.settings.sources import SettingType
 from tests.golden.logs import FOLDER
 from tests.live.servers import live_server
 from tests.project.commands import all_commands
@@ -32,7 +33,9 @@ ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
     "dev quantize": ("tiny", "--output", "out"),
 }
 """What each command is given beside the choice; URL is the address of a server."""
-LONG: Final = frozenset({"dev bench", "dev bench engine", "demo", "workers start"})
+LONG: Final = frozenset(
+    {"dev bench", "dev bench engine", "dev quantize", "demo", "serve", "workers start"}
+)
 """Their choices measure or talk for long, or serve for ever; they have tests of their own."""
 DENIED: Final = {
     ("doctor", "--device", "cuda"): 1,
@@ -48,8 +51,10 @@ def choices() -> Iterator[tuple[str, str, str]]:
     """Give each choice as command, option and value."""
     for name, command in all_commands():
         for param in command.params:
-            if isinstance(param.type, click.Choice):
-                yield from ((name, param.opts[0], str(it)) for it in param.type.choices)
+            known = param.type.choices if isinstance(param.type, click.Choice) else ()
+            if isinstance(param.type, SettingType):
+                known = param.type._setting.choices
+            yield from ((name, param.opts[0], str(it)) for it in known)
 
 
 CHOICES: Final = list(choices())

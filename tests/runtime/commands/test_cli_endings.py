@@ -49,7 +49,7 @@ def test_an_interrupt_is_no_verdict(
     def stop(*_: object, **__: object) -> None:
         raise interrupt
 
-    monkeypatch.setattr("replay.cli.replay_logs", stop)
+    monkeypatch.setattr("replay.rerun.folder.replay_logs", stop)
     stopped = CliRunner().invoke(main, ("replay", LOG))
     assert (stopped.exit_code, stopped.stderr.split()) == (130, ["interrupted"])
 
@@ -60,7 +60,7 @@ def test_what_breaks_of_itself_is_not_hidden(monkeypatch: pytest.MonkeyPatch) ->
     def fail(*_: object, **__: object) -> None:
         raise BaseExceptionGroup("tasks", [ValueError("ours")])
 
-    monkeypatch.setattr("replay.cli.replay_logs", fail)
+    monkeypatch.setattr("replay.rerun.folder.replay_logs", fail)
     assert isinstance(CliRunner().invoke(main, ("replay", LOG)).exception, ExceptionGroup)
 
 
@@ -71,7 +71,7 @@ def test_a_full_disk_is_told_of_a_task_too(monkeypatch: pytest.MonkeyPatch) -> N
         raise ExceptionGroup("tasks", [OSError(errno.ENOSPC, "No space left on device")])
 
     monkeypatch.setattr("runtime.cli._give_up_stdout", lambda: None)
-    monkeypatch.setattr("replay.cli.replay_logs", fail)
+    monkeypatch.setattr("replay.rerun.folder.replay_logs", fail)
     told = CliRunner().invoke(main, ("replay", LOG))
     assert (told.exit_code, told.stderr) == (2, "Error: stdout: No space left on device\n")
 

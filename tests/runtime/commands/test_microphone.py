@@ -21,7 +21,7 @@ from rich.console import Console
 
 from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ
 from runtime.cli import main
-from runtime.commands.talk import HEARD_S_MAX, Devices, LineView, PlayingObserver
+from runtime.commands.talk import CAPTURED_S_MAX, Devices, LineView, PlayingObserver
 from runtime.commands.talk_session import Plan, Tally, talk
 from runtime.settings.extras import install
 from tests.live.servers import live_server
@@ -132,11 +132,11 @@ def test_what_nobody_takes_is_dropped(sounddevice: Any) -> None:
     """A server that is away for a minute would answer a minute late."""
     with Devices() as devices:
         stop = threading.Event()
-        stop.wait((HEARD_S_MAX + 1) / SPEED)
+        stop.wait((CAPTURED_S_MAX + 1) / SPEED)
         taken = []
         while (unit := devices.second()) is not None:
             taken.append(unit)
-        assert len(taken) == HEARD_S_MAX
+        assert len(taken) == CAPTURED_S_MAX
         assert all(len(unit) == 4 * INPUT_RATE_HZ for unit in taken)
 
 

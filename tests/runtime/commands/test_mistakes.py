@@ -108,9 +108,9 @@ ROWS: Final = """
 1 | doctor --model empty | empty cannot be served
 1 | doctor --model notes.txt | notes.txt cannot be served
 2 | doctor empty | Got unexpected extra argument (empty); a model is named with --model empty
-2 | doctor --slots 0 | Invalid value for '--slots': 0 is not in the range 1<=x<=1024.
-2 | doctor --device tpu | Invalid value for '--device': 'tpu' is not one of 'cpu', 'cuda'; did you
-2 | doctor --dtype int8 | Invalid value for '--dtype': 'int8' is not one of 'fp32', 'fp16', 'bf16'
+2 | doctor --slots 0 | Invalid value for '--slots': 0 is too small: 1 to 1024
+2 | doctor --device tpu | Invalid value for '--device': 'tpu' is not one of cpu, cuda; did you mean
+2 | doctor --dtype int8 | Invalid value for '--dtype': 'int8' is not one of fp32, fp16, bf16
 2 | doctor --modle tiny | No such option '--modle'. Did you mean '--model'?
 2 | doctor --model | Option '--model' requires an argument
 2 | doctor tiny scripted | Got unexpected extra arguments (tiny scripted); a model is named
@@ -353,7 +353,7 @@ ROWS: Final = """
 2 | eval . --record-suite empty | empty: it is a folder
 2 | eval . --mode opne | Invalid value for '--mode': 'opne' is not one of 'closed', 'open', 'force
 2 | dev bech | No such command 'bech'. Did you mean 'bench'?
-2 | dev schema --format html | Invalid value for '--format': 'html' is not one of 'json', 'yaml',
+2 | dev schema --format html | Invalid value for '--format': 'html' is not one of 'json', 'yaml'
 1 | dev schema --output nowhere/x | cannot write nowhere/x: No such file or directory
 2 | dev schema --formt json | No such option '--formt'. Did you mean '--format'?
 2 | dev schema x | Got unexpected extra argument (x)

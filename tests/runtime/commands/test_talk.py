@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import signal
 import subprocess
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 import soundfile
 from click.testing import CliRunner, Result
-from rich.console import Console
 
 from protocol.values.model import UNIT_BYTES, Unit
 from protocol.values.modes import Mode
@@ -25,7 +23,7 @@ from runtime.client.errors import SessionClosedError
 from runtime.client.resuming import Reconnected, Reconnecting
 from runtime.client.session import ClientSession
 from runtime.commands.server_process import RUN
-from runtime.commands.talk import LineView, StatePanel, printable
+from runtime.commands.talk import printable
 from runtime.commands.talk_session import (
     ANSWER_WAIT_S,
     CLOSED_WAIT_S,
@@ -80,7 +78,7 @@ class Notes:
     def sent(self, unit: int, at_s: float, *, has_sound: bool) -> None:
         self.sent_at_s.append(at_s)
 
-    def heard(self, happening: Happening) -> None:
+    def received(self, happening: Happening) -> None:
         self.heard_of.append(happening)
 
     def connects(self, change: Reconnecting | Reconnected, at_s: float) -> None:
@@ -197,7 +195,6 @@ def test_a_queue_is_waited_in() -> None:
         kinds = [type(found.message).__name__ for found in notes.heard_of]
         assert kinds[0] == "Queued"
         assert tally.failure is None
-        assert tally.place is None
 
     on_virtual_time(body)
 
@@ -294,28 +291,6 @@ def test_the_end_of_a_file_is_filled_up() -> None:
 def test_a_server_cannot_write_on_the_terminal() -> None:
     """A hostile server could move the cursor, clear the screen, or fake our own lines."""
     assert printable("a\x1b[2Jb\r\nc\x9bd") == "a [2Jb  c d"
-
-
-def test_the_panel_shows_how_it_stands() -> None:
-    """On a terminal one would not see the latency, the context filling, or drops."""
-
-    async def body() -> None:
-        console = Console(force_terminal=True, width=100, record=True, file=io.StringIO())
-        tally = Tally()
-        async with world() as place:
-            socket: Any = PeerSocket(place.connect("audio"))
-            session = ClientSession(socket, mode="audio", dialect="realtime")
-            panel = StatePanel(tally, "a.wav to b", 5)
-            view = LineView(console, listens=False)
-            await converse(session, Plan(units=(pcm(),) * 5), view, tally=tally, started_s=0.0)
-        console.print(panel)
-        shown = console.export_text()
-        assert "a.wav to b" in shown
-        assert "ms round trip" in shown
-        assert f"{tally.metrics.kv_cache_length} / 8192" in shown
-        assert "that was second 4." in shown
-
-    on_virtual_time(body)
 
 
 # -- the command, against a real server -----------------------------------------------------------

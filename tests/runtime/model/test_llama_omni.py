@@ -25,7 +25,6 @@ from runtime.model.backends.llama_omni_link import Address
 from runtime.net import listener
 from runtime.net.http import make_app
 from runtime.serve.gateway import Gateway
-from runtime.session.identity import CountedIdentities
 from runtime.session.server import Server
 from runtime.settings.settings import Settings
 from tests.network.llama_omni_fake import (
@@ -46,6 +45,7 @@ from tests.network.llama_omni_fake import (
     sound,
     unit,
 )
+from tests.sessions.identities import CountedIdentities
 from tests.sessions.in_memory import decode_here, pcm
 
 # -- as it should be ------------------------------------------------------------------------------
