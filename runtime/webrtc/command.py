@@ -6,22 +6,19 @@ import asyncio
 import logging
 import signal
 from functools import partial
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 import click
 
+from ..client.terminal import url_option
 from ..link.address import UnixAddress, WorkerAddress, read_address
 from ..telemetry.logs import announce, configure
 from .door import LINE_BYTES_MAX, Door, PortRangeLoop
 
 
 @click.command("door")
-@click.option(
-    "--gateway",
-    default="ws://127.0.0.1:8006",
-    show_default=True,
-    metavar="URL",
-    help="The server of the sessions: ws://HOST:PORT or wss://HOST.",
-)
+@url_option
 @click.option(
     "--listen",
     default="tcp:127.0.0.1:8007",
@@ -52,7 +49,7 @@ from .door import LINE_BYTES_MAX, Door, PortRangeLoop
     help="Concurrent calls.",
 )
 def door_command(
-    *, gateway: str, listen: str, address: str, ports: tuple[int, int], calls_max: int
+    *, url: str, listen: str, address: str, ports: tuple[int, int], calls_max: int
 ) -> None:
     """Let browsers talk to a server by WebRTC.
 
@@ -61,7 +58,7 @@ def door_command(
 
     \b
         antiphon serve --webrtc-door tcp:127.0.0.1:8007
-        antiphon door --gateway ws://127.0.0.1:8006
+        antiphon door --url 127.0.0.1:8006
 
     \b
     Exit codes
@@ -76,14 +73,17 @@ def door_command(
     if not at.is_local:
         text = f"{at} can be reached from other machines: name one of this machine"
         raise click.UsageError(text)
-    if not gateway.startswith(("ws://", "wss://")):
-        raise click.UsageError(f"--gateway {gateway}: it begins with ws:// or wss://")
+    try:
+        ip_address(address or "0.0.0.0")
+    except ValueError as error:
+        raise click.UsageError(f"--address {address}: give an IP address") from error
     first, last = ports
     if first > last:
         raise click.UsageError(f"--ports {first} {last}: the first is above the last")
     configure("text", "info")
     logging.getLogger("aioice").setLevel(logging.WARNING)
-    door = Door(gateway.rstrip("/"), address=address, calls_max=calls_max)
+    server = urlsplit(url)
+    door = Door(f"{server.scheme}://{server.netloc}", address=address, calls_max=calls_max)
     make_loop = partial(PortRangeLoop, range(first, last + 1))
     try:
         with asyncio.Runner(loop_factory=make_loop) as runner:

@@ -139,7 +139,7 @@ async def measure(calls: int, seconds: float, loss: float) -> dict[str, Any]:
     """Measure so many calls at once."""
     async with serve(echo, "127.0.0.1", 0, max_size=None) as gateway:
         at = gateway.sockets[0].getsockname()[1]
-        words = ("door", "--gateway", f"ws://127.0.0.1:{at}", "--listen", "tcp:127.0.0.1:8907")
+        words = ("door", "--url", f"127.0.0.1:{at}", "--listen", "tcp:127.0.0.1:8907")
         door = await asyncio.create_subprocess_exec(
             *RUN, *words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )

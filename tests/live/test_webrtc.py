@@ -76,7 +76,7 @@ def server(folder: Path) -> Iterator[LiveServer]:
     door = f"unix:{folder}/door"
     with live_server(*options, "--webrtc-door", door, model="tiny") as live:
         host, port = live.address
-        command = (*RUN, "door", "--gateway", f"ws://{host}:{port}", "--listen", door)
+        command = (*RUN, "door", "--url", f"{host}:{port}", "--listen", door)
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             assert [process.stdout.readline().strip() for _ in range(2)][-1] == "ready"

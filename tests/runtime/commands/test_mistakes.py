@@ -45,6 +45,17 @@ ROWS: Final = """
 1 | talk a.wav --key "no key" --url 127.0.0.1:1 | a key has only letters, digits and -._~+/
 2 | talk --mic --fast | --fast needs a file
 2 | talk a.jpg | a.jpg: not a sound file that can be read
+2 | door --url 127.0.0.1 | --url: '127.0.0.1' is not the address of a server, such as 127.0.0.
+2 | door --url ftp://voice.example | --url: 'ftp://voice.example' is not the address of a server
+2 | door --gateway 127.0.0.1:8006 | No such option '--gateway'
+2 | door --listen 8007 | '8007' is not an address: unix:PATH or tcp:HOST:PORT
+2 | door --listen tcp:0.0.0.0:8007 | tcp:0.0.0.0:8007 can be reached from other machines: name one
+2 | door --address voice.example | --address voice.example: give an IP address
+2 | door --ports 50000 40000 | --ports 50000 40000: the first is above the last
+2 | door --ports 80 90 | Invalid value for '--ports': 80 is not in the range 1024<=x<=65535.
+2 | door --ports 40000 | Option '--ports' requires 2 arguments.
+2 | door --calls-max 0 | Invalid value for '--calls-max': 0 is not in the range 1<=x<=1000.
+1 | door --listen unix:missing/door | cannot listen on unix:missing/door: No such file or directory
 1 | chat "hi" --url 127.0.0.1:1 | cannot connect to ws://127.0.0.1:1: connection refused; is a ser
 1 | chat "hi" --url https://127.0.0.1:1 | cannot connect to wss://127.0.0.1:1: connection refused;
 2 | chat "hi" --image missing.png | missing.png: No such file or directory
