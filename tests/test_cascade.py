@@ -7,8 +7,8 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +19,19 @@ import numpy as np
 import pytest
 import soundfile
 
-from protocol.values.model import UNIT_SAMPLES, Cut, DuplexConfig, Opening, Unit, UnitResult, Voice
+import antiphon as client
+from protocol.values.model import (
+    UNIT_SAMPLES,
+    Cut,
+    DuplexConfig,
+    Opening,
+    Span,
+    Tool,
+    Unit,
+    UnitInput,
+    UnitResult,
+    Voice,
+)
 from recorder.storage.store import Store
 from runtime.commands.server_process import RUN
 from runtime.model.models import ModelUnusableError, load_backend
@@ -31,6 +43,16 @@ CASCADE: Final = EXAMPLES / "cascade"
 QUIET: Final = bytes(4 * UNIT_SAMPLES)
 CLAUSE_S: Final = 1.5
 """How long the voice of these tests takes for a clause."""
+CLOCK: Final = Tool(
+    name="clock", description="Tells the time.", parameters='{"type": "object", "properties": {}}'
+)
+CALLED: Final = (
+    {"content": "One moment. "},
+    {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "clock", "arguments": ""}}]},
+    {"tool_calls": [{"index": 0, "function": {"arguments": '{"zone":'}}]},
+    {"tool_calls": [{"index": 0, "function": {"arguments": ' "here"}'}}]},
+)
+"""An answer that calls, as an endpoint streams it."""
 
 
 @pytest.fixture
@@ -52,13 +74,19 @@ class Asked:
     url: str
     pieces: tuple[str, ...]
     status: int = 200
-    questions: list[list[dict[str, str]]] = attrs.Factory(list)
+    first: Sequence[Any] = ()
+    times: int = 1
+    is_asked: threading.Event = attrs.Factory(threading.Event)
+    may_answer: threading.Event = attrs.Factory(threading.Event)
+    questions: list[list[dict[str, Any]]] = attrs.Factory(list)
+    tools: list[Any] = attrs.Factory(list)
 
 
 @contextmanager
-def endpoint(*pieces: str, status: int = 200) -> Iterator[Asked]:
-    """Serve a chat endpoint like OpenAI's, which streams these pieces."""
-    asked = Asked(url="", pieces=pieces, status=status)
+def endpoint(*pieces: str, status: int = 200, first: Sequence[Any] = ()) -> Iterator[Asked]:
+    """Serve a chat endpoint like OpenAI's, which streams these pieces, but `first` at first."""
+    asked = Asked(url="", pieces=pieces, status=status, first=first)
+    asked.may_answer.set()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -68,15 +96,22 @@ def endpoint(*pieces: str, status: int = 200) -> Iterator[Asked]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             assert body["model"] == "stub"
             asked.questions.append(body["messages"])
-            deltas = [{"choices": [{"delta": {"content": it}}]} for it in asked.pieces]
-            lines = [f"data: {json.dumps(it)}\n\n" for it in deltas]
+            asked.tools.append(body.get("tools"))
+            asked.is_asked.set()
+            asked.may_answer.wait()
+            deltas = [{"content": it} for it in asked.pieces]
+            if len(asked.questions) <= asked.times:
+                deltas = [*asked.first] or deltas
+            chunks = [{"choices": [{"delta": it}]} for it in deltas]
+            lines = [f"data: {json.dumps(it)}\n\n" for it in chunks]
             self._send("".join([*lines, "data: [DONE]\n\n"]).encode(), asked.status)
 
         def _send(self, body: bytes, status: int = 200) -> None:
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            with suppress(ConnectionError):
+                self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
             pass
@@ -101,20 +136,52 @@ def question() -> list[bytes]:
     return [it.tobytes() for it in sound.reshape(-1, UNIT_SAMPLES)]
 
 
-def converse(name: str, seconds: list[bytes], cut: int | None = None) -> list[UnitResult]:
-    """Have a session hear these seconds; `cut` is the unit that is cut."""
-    opening = Opening(
-        instructions="Be kind.", voice=Voice(), config=DuplexConfig(generate_audio=True), seed=1
+def opening(*tools: Tool) -> Opening:
+    """The opening of these sessions."""
+    return Opening(
+        instructions="Be kind.", voice=Voice(), config=DuplexConfig(), seed=1, tools=tools
     )
+
+
+@attrs.define
+class Clock:
+    """A client's tool: what it returns, and after how many seconds; its calls.
+
+    Of calls of one second, each takes a second more than the one before.
+    """
+
+    returns: str = "nine"
+    after: int = 1
+    calls: list[Span] = attrs.Factory(list)
+    inputs: dict[int, list[UnitInput]] = attrs.Factory(dict)
+
+    def take(self, silent: Any, index: int) -> None:
+        """Let the units after a call have what a session tells the model."""
+        for place, span in enumerate(() if silent is None else silent.spans):
+            self.calls.append(span)
+            name = f"t{len(self.calls)}"
+            started = UnitInput(kind="started", call=name)
+            self.inputs.setdefault(index + 1, []).append(started)
+            result = UnitInput(kind="result", call=name, text=span.fault or self.returns)
+            self.inputs.setdefault(index + self.after + place, []).append(result)
+
+
+def converse(
+    name: str, seconds: list[bytes], cut: int | None = None, clock: Clock | None = None
+) -> list[UnitResult]:
+    """Have a session hear these seconds; `cut` is the unit that is cut."""
+    tool = clock or Clock()
 
     async def body() -> list[UnitResult]:
         backend: Any = load_backend(name)
-        session = await backend.open(opening, slot=0)
+        session = await backend.open(opening(CLOCK) if clock else opening(), slot=0)
         found = []
         for index, pcm in enumerate(seconds):
             where = Cut(stage="llm", step=0) if index == cut else None
-            found.append(await session.run(Unit(index=index, pcm=pcm), where))
-            await session.finalize(index, interrupted=index == cut)
+            unit = Unit(index=index, pcm=pcm, inputs=tuple(tool.inputs.get(index, ())))
+            found.append(await session.run(unit, where))
+            done = await session.finalize(index, interrupted=index == cut)
+            tool.take(done.silent, index)
         await session.release()
         await backend.aclose()
         return found
@@ -178,6 +245,192 @@ def test_without_an_endpoint_the_same_sound_gives_the_same_answer(cascade: Any) 
     assert cut[begins].is_listen
     assert not any(it.text for it in cut[begins : begins + 2])
     assert "That was 2 so far" in told(cut)
+
+
+# -- tools -----------------------------------------------------------------------------------------
+
+
+def test_a_call_has_its_result_and_then_a_spoken_answer(cascade: Any) -> None:
+    """The endpoint is asked again with what the tool returned, in OpenAI's format."""
+    clock = Clock()
+    with endpoint("It is nine o'clock.", first=CALLED) as asked:
+        name = f"backend:cascade:llm={asked.url}"
+        found = converse(name, [*question(), *[QUIET] * 6], clock=clock)
+    assert [(it.name, it.arguments) for it in clock.calls] == [("clock", '{"zone": "here"}')]
+    _, again = asked.questions
+    spoken, call, result = again[2:]
+    assert spoken == {"role": "assistant", "content": "One moment. "}
+    assert call["tool_calls"] == [
+        {
+            "id": "t1",
+            "type": "function",
+            "function": {"name": "clock", "arguments": '{"zone": "here"}'},
+        }
+    ]
+    assert result == {"role": "tool", "tool_call_id": "t1", "content": "nine"}
+    schema = {"type": "object", "properties": {}}
+    function = {"name": "clock", "description": "Tells the time.", "parameters": schema}
+    assert asked.tools == [[{"type": "function", "function": function}]] * 2
+    assert told(found) == "One moment. It is nine o'clock."
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "returns"),
+    [
+        ("clock", "{}", "error: the clock stands still"),
+        ("clock", "{", "the call is not JSON"),
+        ("clocks", "{}", "there is no tool of this name"),
+    ],
+)
+def test_an_error_is_a_result(cascade: Any, name: str, arguments: str, returns: str) -> None:
+    """The endpoint reads why, and answers; what it has called remains readable for it."""
+    clock = Clock(returns=returns)
+    function = {"name": name, "arguments": arguments}
+    first = [{"tool_calls": [{"index": 0, "id": "a", "function": function}]}]
+    with endpoint("I cannot see it.", first=first) as asked:
+        model = f"backend:cascade:llm={asked.url}"
+        found = converse(model, [*question(), *[QUIET] * 4], clock=clock)
+    _, again = asked.questions
+    assert again[-1]["content"] == returns
+    assert json.loads(again[-2]["tool_calls"][0]["function"]["arguments"]) == {}
+    assert told(found) == "I cannot see it."
+
+
+def test_speech_while_a_call_waits_is_answered_and_the_result_then(cascade: Any) -> None:
+    """A slow tool costs the conversation nothing."""
+    seconds = [*question(), QUIET, *question(), *[QUIET] * 6]
+    clock = Clock(after=len(question()) + 4)
+    with endpoint("Here I am.", first=CALLED) as asked:
+        found = converse(f"backend:cascade:llm={asked.url}", seconds, clock=clock)
+    _, amid, after = asked.questions
+    assert [it["role"] for it in amid[2:]] == ["assistant", "assistant", "tool", "user"]
+    assert amid[-2]["content"] == "no result yet"
+    roles = ["assistant", "user", "assistant", "assistant", "tool"]
+    assert [it["role"] for it in after[2:]] == roles
+    assert after[-1]["content"] == "nine"
+    assert told(found).endswith("Here I am. Here I am.")
+
+
+def test_an_interrupt_drops_a_call_that_is_written_and_keeps_one_that_is_made(
+    cascade: Any,
+) -> None:
+    """A call would be made of half an answer, or its result never be spoken."""
+
+    async def body(asked: Asked) -> Any:
+        backend: Any = load_backend(f"backend:cascade:llm={asked.url}")
+        session = await backend.open(opening(CLOCK), slot=0)
+        asked.may_answer.clear()
+        found = []
+
+        async def speak() -> None:
+            for index, pcm in enumerate(question()):
+                result = await session.run(Unit(index=index, pcm=pcm))
+                done = await session.finalize(index, interrupted=result.cut is not None)
+                found.append((result.cut and result.cut.stage, done.silent.spans))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(speak)
+            await anyio.to_thread.run_sync(asked.is_asked.wait)
+            session.interrupt(len(found))
+        asked.may_answer.set()
+        await session.release()
+        await backend.aclose()
+        return found
+
+    with endpoint("no", first=CALLED) as asked:
+        found = anyio.run(body, asked, backend="trio")
+    assert ("llm", ()) in found
+    assert not any(spans for _, spans in found)
+    seconds, cut_at = [*question(), *[QUIET] * 6], None
+    for _ in range(2):
+        clock = Clock(after=3)
+        with endpoint("It is nine o'clock.", first=CALLED) as asked:
+            results = converse(f"backend:cascade:llm={asked.url}", seconds, cut_at, clock)
+        assert len(clock.calls) == 1
+        assert told(results) == "One moment. It is nine o'clock."
+        cut_at = min(clock.inputs)  # the second after the call
+
+
+@pytest.mark.parametrize("second", [0, 1])
+def test_two_calls_are_answered_together(cascade: Any, second: int) -> None:
+    """The answer would lack what is still to come; some endpoints number each call 0."""
+    function = {"name": "clock", "arguments": "{}"}
+    calls = [
+        {"index": it, "id": f"id{at}", "function": function} for at, it in ((0, 0), (1, second))
+    ]
+    clock = Clock()
+    with endpoint("It is nine.", first=[{"tool_calls": [it]} for it in calls]) as asked:
+        name = f"backend:cascade:llm={asked.url}"
+        found = converse(name, [*question(), *[QUIET] * 5], clock=clock)
+    assert [it.arguments for it in clock.calls] == ["{}", "{}"]
+    _, again = asked.questions
+    names = [it["tool_call_id"] for it in again if it["role"] == "tool"]
+    assert (names, again[-1]["content"], again[-3]["content"]) == (["t1", "t2"], "nine", "nine")
+    assert told(found) == "It is nine."
+
+
+def test_an_event_is_answered(cascade: Any) -> None:
+    """Without a word of the user, the endpoint would never learn of it."""
+    bell = Clock(inputs={1: [UnitInput(kind="text", text="The bell rang.")]})
+    with endpoint("Who is there?") as asked:
+        found = converse(f"backend:cascade:llm={asked.url}", [QUIET] * 4, clock=bell)
+    assert asked.questions[0][1:] == [{"role": "user", "content": "The bell rang."}]
+    assert told(found) == "Who is there?"
+
+
+def test_an_endpoint_that_only_calls_is_asked_without_tools(
+    cascade: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would call in circles; a result without its call is not sent to it."""
+    monkeypatch.setattr(cascade, "MESSAGES_MAX", 3)
+    function = {"name": "clock", "arguments": "{}"}
+    calling = [{"tool_calls": [{"index": 0, "id": "a", "function": function}]}]
+    with endpoint(first=calling) as asked:
+        asked.times = 20
+        name = f"backend:cascade:llm={asked.url}"
+        converse(name, [*question(), *[QUIET] * 12], clock=Clock())
+    assert all(asked.tools[: cascade.QUESTIONS_MAX])
+    assert set(map(str, asked.tools[cascade.QUESTIONS_MAX :])) == {"None"}
+    assert [it["role"] for it in asked.questions[3][1:]] == ["assistant", "tool"]
+
+
+@pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="it speaks by espeak-ng here")
+def test_a_client_s_function_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole way: sound, endpoint, client, endpoint, sound; without an endpoint, no calls."""
+    install(tmp_path, "cascade:load", CASCADE)
+    words = (*RUN[:-2], "-c", f"import sys; sys.path.append({str(tmp_path)!r}); {RUN[-1]}")
+    logs = tmp_path / "logs"
+
+    async def talk(url: str) -> tuple[str, str]:
+        heard = ""
+
+        def clock(zone: str = "") -> str:
+            return f"nine {zone}"
+
+        async with client.connect(url, mode="audio", tools={"clock": clock}) as session:
+            for pcm in [*[QUIET] * 3, *question(), *[QUIET] * 5]:
+                await session.append(pcm)
+                async for event in session:
+                    heard += event.text if isinstance(event, client.Speech) else ""
+                    if isinstance(event, client.Listen | client.Speech):
+                        break
+            return str(session.created.tools), heard
+
+    done = []
+    with endpoint("It is nine o'clock.", first=CALLED) as asked:
+        for name in (f"voice=espeak,llm={asked.url}", "voice=espeak"):
+            options = ("--record", str(logs))
+            model = f"backend:cascade:{name}"
+            with live_server(*options, model=model, run=words) as server:
+                done.append(anyio.run(talk, server.url.removesuffix("/v1/realtime")))
+    assert done[0] == ("called", "One moment. It is nine o'clock. ")
+    assert done[1][0] == "not_called"
+    assert asked.questions[1][-1]["content"] == "nine here"
+    replayed = antiphon("replay", str(logs), folder=tmp_path)
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+
+
+# -- the options, and replay -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ One session is this loop, a second of sound at a time:
 - An answer begins in the second in which the user stops: `run` waits for its first clause. Later
   seconds wait only where the endpoint is slower than speech.
 - The user's speech cuts the answer. The conversation keeps the clauses of it that were begun.
+- The endpoint may call the session's tools. A call is sent to the client when less than a second
+  of the words before it is left. Once no call waits for a result, the endpoint is asked again.
 
 Nothing is decided by a clock or by chance: without `llm`, a small answerer takes the endpoint's
 place, and a recording can be run again and compared (`antiphon replay --full`). An endpoint may
@@ -24,7 +26,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from hashlib import blake2b
 from importlib.metadata import version
@@ -52,19 +54,26 @@ from protocol.values.model import (
     Finalized,
     Opened,
     Opening,
+    Silent,
+    Span,
+    Tool,
     Unit,
+    UnitInput,
     UnitResult,
 )
 from protocol.wire.audio import to_pcm16
 from runtime.media.speech_detector import SpeechDetector
 from runtime.model.backends.base import BackendError, BackendInfo, BackendRefused, ContextFull
 from runtime.model.backends.moonshine import Moonshine
+from runtime.model.backends.tool_calls import span_of
 
 SECOND: Final = 4 * OUTPUT_RATE_HZ
 UNITS_MAX: Final = 3600
 UTTERANCE_S_MAX: Final = 30
 MESSAGES_MAX: Final = 20
 """Of the conversation, in a question to the endpoint."""
+QUESTIONS_MAX: Final = 8
+"""To the endpoint with its tools, after one utterance of the user; the next are without."""
 CLAUSE: Final = re.compile(r".{12,}?[.!?;:,\n](?=\s)|.{120,}?(?=\s)", re.DOTALL)
 ANSWER_S_MAX: Final = 20.0
 """The wait for a clause; a model that has yet to be loaded takes a while."""
@@ -157,10 +166,12 @@ def voice_of(wanted: str | None) -> tuple[str, Speak]:
 
 # -- the language models --------------------------------------------------------------------------
 
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
+Answer = Callable[[Messages, Sequence[Tool], list[Span]], AsyncGenerator[str, None]]
+"""Answers a conversation; the calls of the answer are added to the list at its end."""
 
 
-async def small_talk(messages: Messages) -> AsyncGenerator[str, None]:
+async def small_talk(messages: Messages, *_: object) -> AsyncGenerator[str, None]:
     """Answer without a language model: enough to hear that all the rest works."""
     said = messages[-1]["content"].strip(" .?!")
     plus = re.search(r"(\d+) (?:plus|\+|and) (\d+)", said)
@@ -182,23 +193,46 @@ class Endpoint:
         self._model = model
         self._client = httpx2.AsyncClient(base_url=url, headers=headers, timeout=ANSWER_S_MAX)
 
-    async def __call__(self, messages: Messages) -> AsyncGenerator[str, None]:
+    async def __call__(
+        self, messages: Messages, tools: Sequence[Tool], calls: list[Span]
+    ) -> AsyncGenerator[str, None]:
         """Read an answer as it comes."""
         if self._model is None:
             listed = (await self._client.get("models")).raise_for_status().json()
             self._model = str(listed["data"][0]["id"])
         body = {"model": self._model, "messages": messages, "stream": True, "temperature": 0}
+        if tools:
+            body["tools"] = [offered(it) for it in tools]
+        made, ids = dict[Any, list[str]](), dict[int, Any]()
         async with self._client.stream("POST", "chat/completions", json=body) as response:
             response.raise_for_status()
             async for line in response.aiter_lines():
                 data = line.removeprefix("data:").strip()
-                if line.startswith("data:") and data != "[DONE]":
-                    choices = json.loads(data)["choices"]
-                    yield (choices[0]["delta"].get("content") or "") if choices else ""
+                if not line.startswith("data:") or data == "[DONE]":
+                    continue
+                choices = json.loads(data)["choices"]
+                delta = choices[0]["delta"] if choices else {}
+                yield delta.get("content") or ""
+                for part in delta.get("tool_calls") or ():
+                    index, of = part.get("index", 0), part["function"]
+                    ids[index] = part.get("id") or ids.get(index, index)
+                    call = made.setdefault(ids[index], ["", ""])
+                    call[0] = call[0] or of.get("name") or ""
+                    call[1] += of.get("arguments") or ""
+        for name, arguments in made.values():
+            text = f'{{"name": {json.dumps(name)}, "arguments": {arguments or "{}"}}}'
+            calls.append(span_of(text, tools))
 
     async def aclose(self) -> None:
         """Close the connections."""
         await self._client.aclose()
+
+
+def offered(tool: Tool) -> dict[str, Any]:
+    """Write a tool as OpenAI's chat completions do."""
+    schema = json.loads(tool.parameters or '{"type": "object", "properties": {}}')
+    function = {"name": tool.name, "description": tool.description, "parameters": schema}
+    return {"type": "function", "function": function}
 
 
 async def clauses(pieces: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
@@ -225,7 +259,7 @@ class Cascade:
         voice, self.speak = voice_of(options.get("voice"))
         self.ears = Moonshine(slots)
         self.endpoint = Endpoint(url.rstrip("/") + "/", model) if url else None
-        self.answer: Callable[[Messages], AsyncGenerator[str, None]] = self.endpoint or small_talk
+        self.answer: Answer = self.endpoint or small_talk
         self.info = BackendInfo(
             name="backend:cascade",
             modes=("audio",),
@@ -235,6 +269,7 @@ class Cascade:
             can_rollback=False,
             deterministic=url is None,
             varies="" if url is None else f"the language model at {url}",
+            duplex_tools=url is not None,
             fingerprint={
                 **self.ears.info.fingerprint,
                 "backend": "cascade",
@@ -274,6 +309,11 @@ class CascadeSession:
         self._heard = b""
         self._answer: AsyncGenerator[str, None] | None = None
         self._unsaid = b""
+        self._tools = opening.tools
+        self._made: list[Span] = []  # calls, in this second
+        self._open: dict[str, Messages] = {}  # calls without a result, as in the conversation
+        self._calls = self._questions = 0
+        self._is_due = False  # a result or an event has come, which the endpoint has not seen
         self._wait: anyio.CancelScope | None = None
 
     async def run(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
@@ -283,10 +323,14 @@ class CascadeSession:
         self._length += 1
         asked = await self._hear(unit.pcm)
         text, is_cut = "", cut is not None
+        for event in unit.inputs:
+            self._take(event)
         if asked:
             self._messages.append({"role": "user", "content": asked})
-            recent = [self._messages[0], *self._messages[1:][-MESSAGES_MAX:]]
-            self._answer = clauses(self._models.answer(recent))
+            self._questions = 0
+        is_busy = self._heard or self._unsaid or self._answer or self._open or unit.force_listen
+        if asked or (self._is_due and not is_busy):
+            self._ask()
         if unit.force_listen or is_cut:
             await self._stop()
         else:
@@ -320,7 +364,13 @@ class CascadeSession:
         """Close the unit."""
         if interrupted:
             await self._stop()
-        return Finalized(index=index, kv_length=self._length)
+        for span in self._made:
+            self._keep(span)
+        silent = Silent(end="eos" if self._made else "no_action", spans=tuple(self._made))
+        self._made.clear()
+        return Finalized(
+            index=index, kv_length=self._length, silent=silent if self._tools else None
+        )
 
     async def rollback(self, index: int) -> None:
         """Refuse: what a language model answered is not undone."""
@@ -359,7 +409,42 @@ class CascadeSession:
         heard, self._heard, self._before = self._heard, b"", b""
         return " ".join(await self._models.ears.read(heard))
 
+    # -- the tools --------------------------------------------------------------------------------
+
+    def _keep(self, span: Span) -> None:
+        """Keep a call in the conversation, by the name that the session gives it."""
+        self._calls += 1
+        name = f"t{self._calls}"
+        function = {"name": span.name or "unknown", "arguments": span.arguments or "{}"}
+        call = {"id": name, "type": "function", "function": function}
+        self._open[name] = [
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": name, "content": "no result yet"},
+        ]
+        self._messages += self._open[name]
+
+    def _take(self, event: UnitInput) -> None:
+        """Keep an event in the conversation; a result moves its call to the end."""
+        if event.kind == "text":
+            self._messages.append({"role": "user", "content": event.text})
+            self._is_due = True
+        elif event.kind == "result" and event.call in self._open:  # in a replay it may not be
+            call, result = self._open.pop(event.call)
+            self._messages = [it for it in self._messages if it not in (call, result)]
+            self._messages += [call, {**result, "content": event.text}]
+            self._is_due = True
+
     # -- the answer -------------------------------------------------------------------------------
+
+    def _ask(self) -> None:
+        """Begin an answer to the conversation."""
+        recent = self._messages[1:][-MESSAGES_MAX:]
+        if recent[0]["role"] == "tool":  # its call is no longer among them
+            del recent[0]
+        tools = self._tools if self._questions < QUESTIONS_MAX else ()
+        answer = self._models.answer([self._messages[0], *recent], tools, self._made)
+        self._answer, self._is_due = clauses(answer), False
+        self._questions += 1
 
     async def _prepare(self) -> str:
         """Have more than a second to say, or all that is left; return the words that are new."""
@@ -381,8 +466,7 @@ class CascadeSession:
         except (httpx2.HTTPError, TimeoutError, ValueError, LookupError) as error:
             _logger.warning("the language model failed: %r", error)
             await self._stop()
-            self._answer = clauses(said(NO_ANSWER))
-            return await anext(self._answer)
+            return NO_ANSWER
 
     def _note(self, text: str) -> None:
         """Keep what is said in the conversation."""
@@ -396,8 +480,3 @@ class CascadeSession:
         if answer is not None:
             with anyio.CancelScope(shield=True):
                 await answer.aclose()
-
-
-async def said(text: str) -> AsyncGenerator[str, None]:
-    """Give a text that is known."""
-    yield text
