@@ -26,7 +26,7 @@ from starlette.routing import Route
 
 from protocol.values.modes import Mode
 
-from ..access.middleware import CALLS_PATH, LIVE_CALLS_PATH
+from ..access.middleware import CALLS_PATH, LIVE_CALLS_PATH, principal_of
 from ..link.address import connect, read_address
 from ..net.http import CodedError, json_response
 from .local_client import RETRY
@@ -111,6 +111,7 @@ class Calls:
             "sdp": offer.decode("utf-8", "replace"),
             "target": LIVE_CALLS_PATH if is_live else f"/v1/realtime?{query}",
             "is_live": is_live,
+            "party": principal_of(request).name or (request.client.host if request.client else ""),
             "headers": {it: request.headers[it] for it in _SENT_ON if it in request.headers},
             "session": session,
         }

@@ -4,7 +4,7 @@ A gateway connects by TCP, sends one line of JSON, and gets one:
 
 | from | fields |
 |---|---|
-| gateway | `sdp`: the offer; `target`: path and query of the session; `headers`: of its handshake; `session`: its settings, or null; `is_live`: of `live` |
+| gateway | `sdp`: the offer; `target`: path and query of the session; `headers`: of its handshake; `session`: its settings, or null; `is_live`: of `live`; `party`: whose call it is |
 | door | `sdp`: the answer, and `call`: its id; or `status`, `code` and `message`: why there is none |
 
 The gateway has judged the client's key, and judges it again as the session's WebSocket comes.
@@ -15,7 +15,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import ExitStack
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -70,7 +72,7 @@ def own_address() -> str:
 
 
 class Door:
-    """Carries at most `calls_max` calls to one gateway.
+    """Carries at most `calls_max` calls to one gateway, half of them of one client.
 
     Args:
         gateway: `ws://HOST:PORT` or `wss://HOST`.
@@ -82,7 +84,8 @@ class Door:
         self._address = address
         self._calls_max = calls_max
         self._calls = set[asyncio.Task[None]]()
-        self._begins = 0
+        self._parties = Counter[str]()
+        """Whose calls there are, or begin."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one offer; for `asyncio.start_server` with a limit of `LINE_BYTES_MAX`."""
@@ -107,16 +110,22 @@ class Door:
         await asyncio.gather(*calls, return_exceptions=True)
 
     async def _answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        if len(self._calls) + self._begins >= self._calls_max:
-            text = f"this door has {self._calls_max} calls, try again later"
+        party = str(asked["party"])
+        of_one = self._parties[party] >= max(1, self._calls_max // 2)
+        if of_one or self._parties.total() >= self._calls_max:
+            text = f"{'you have' if of_one else 'all clients have'} too many calls, try again later"
             return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, "too_many_calls", text)
-        self._begins += 1
-        try:
-            return await self._begin(asked)
-        finally:
-            self._begins -= 1
+        with ExitStack() as place:
+            self._parties[party] += 1
+            place.callback(self._leave, party)
+            return await self._begin(asked, place)
 
-    async def _begin(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def _leave(self, party: str) -> None:
+        self._parties[party] -= 1
+        self._parties += Counter()  # without those that have none
+
+    async def _begin(self, asked: Mapping[str, Any], place: ExitStack) -> dict[str, Any]:
+        """Begin a call, which takes the place with it."""
         try:
             offer = read_offer(str(asked["sdp"]).encode(), own_address())
         except OfferError as error:
@@ -148,15 +157,16 @@ class Door:
             await session.close()
             text = "all slots are taken, try again later"
             return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, "worker_busy", text)
-        task = asyncio.create_task(self._carry(call))
+        task = asyncio.create_task(self._carry(call, place.pop_all()))
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
         return {"sdp": self._shown(sdp), "call": call.id}
 
-    async def _carry(self, call: Call) -> None:
-        _LOG.info("call %s begins, the %d. now", call.id, len(self._calls))
+    async def _carry(self, call: Call, place: ExitStack) -> None:
+        _LOG.info("call %s begins", call.id)
         try:
-            why = await call.run()
+            with place:
+                why = await call.run()
         except Exception:
             _LOG.exception("call %s broke", call.id)
         else:

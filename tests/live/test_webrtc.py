@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ import soxr
 from openai import OpenAI
 from openai.types.live import LiveCreateResponse
 from pydantic import TypeAdapter
+from websockets.exceptions import ConnectionClosed
 
 from recorder.read.reader import LogReader
 from replay.rerun.logic import replay
@@ -180,7 +182,7 @@ def test_a_browser_talks_live(server: LiveServer, tab: Tab) -> None:
 
 def finished(folder: Path, count: int) -> list[Path]:
     """The recordings that have their end, once there are so many."""
-    for _ in range(200):
+    for _ in range(300):
         logs = []
         for path in folder.glob("*.session.zst"):
             with LogReader(path) as items:
@@ -212,6 +214,28 @@ def test_what_is_no_call_is_refused(
     )
     assert answer.status == status, answer.body
     assert json.loads(answer.body)["error"]["code"] == code
+
+
+@pytest.mark.soak
+def test_a_browser_that_is_killed_leaves_its_slot(
+    server: LiveServer, folder: Path, tmp_path: Path
+) -> None:
+    """It says nothing of it; the next call of the same user comes at once."""
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium")
+    host, port = server.address
+    ended = len(finished(folder / "recordings", 0))
+    for name in ("killed", "again"):
+        (tmp_path / name).mkdir()
+        with chromium(tmp_path / name, *FAKE_DEVICES) as tab:
+            tab.open(f"http://{host}:{port}/")
+            tab.run(CALL)
+            assert tab.run(f"begin({secret(server)!r}, 'tiny')").startswith("201")
+            tab.until("all('session.created').length === 1")
+            if name == "killed":
+                with suppress(AssertionError, ConnectionClosed):
+                    tab.call("Browser.crash")
+    assert len(finished(folder / "recordings", ended + 2)) >= ended + 2
 
 
 AGENTS: Final = """
