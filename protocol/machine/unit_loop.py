@@ -392,8 +392,7 @@ class UnitLoop:
 
     def _cut_silent(self) -> ef.Interrupt | None:
         """Cut the silent part in progress, as if by its budget: its call goes on in the next."""
-        has_tools = self.step.limits.duplex_tools and bool(self.tools.offered)
-        is_silent = has_tools and self.call.phase is Phase.FINALIZING
+        is_silent = self.step.limits.duplex_tools and self.call.phase is Phase.FINALIZING
         if not is_silent or self.tools.is_cut:
             return None
         self.tools.is_cut = True
