@@ -453,7 +453,7 @@ class Omni(Kind):
         named = message.response_id and oa.item_of(message.response_id)
         item_id = named or message.item_id or self._last_response()
         item = self.conversation.items.get(item_id or "")
-        if item is None or item.role != "assistant" or message.item_id not in (None, item.id):
+        if item is None or not _is_speech(item) or message.item_id not in (None, item.id):
             text = "$.response_id: there is no such response, or this is not its item"
             self.peer.send_error(ErrorCode.ITEM_NOT_FOUND, text)
             return
@@ -481,9 +481,9 @@ class Omni(Kind):
         )
 
     def _last_response(self) -> str | None:
-        """The item of the last response; None before the first."""
+        """The item of what the model last said; None before the first."""
         items = reversed(self.conversation.items.values())
-        return next((item.id for item in items if item.role == "assistant"), None)
+        return next((item.id for item in items if _is_speech(item)), None)
 
     def _generated_ms(self, item_id: str) -> int:
         """The milliseconds of a response's sound so far."""
@@ -493,6 +493,11 @@ class Omni(Kind):
         else:
             ends = item.parts[0].ends if item is not None and item.parts else ()
         return ends[-1][0] * MS_PER_S // OUTPUT_RATE_HZ if ends else 0
+
+
+def _is_speech(item: Item) -> bool:
+    """Whether an item is what the model said: a call has no sound that is played."""
+    return item.role == "assistant" and item.call is None
 
 
 def _response_of(item_id: str) -> str:

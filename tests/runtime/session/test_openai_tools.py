@@ -487,15 +487,25 @@ def test_a_fork_of_the_live_api_closes_the_calls_of_its_past(tmp_path: Path) -> 
 # -- vLLM-Omni -------------------------------------------------------------------------------------
 
 
+async def come(server: World, **session: Any) -> Peer:
+    """Set up a session of vLLM-Omni's wire, with a tool."""
+    peer = server.connect("audio", endpoint="omni")
+    say(peer, "session.update", session={"model": "scripted", "tools": [CLOCK], **session})
+    await peer.heard("session.created")
+    return peer
+
+
+async def pour(peer: Peer, seconds: int) -> None:
+    """Send silence to it, as it comes."""
+    await speak(peer, "input_audio_buffer.append", *[bytes(32_000)] * seconds)
+
+
 def test_a_client_of_vllm_omni_gets_calls_and_is_answered(tmp_path: Path) -> None:
     """Its tools were ignored."""
 
     async def play(server: World) -> None:
-        peer = server.connect("audio", endpoint="omni")
-        say(peer, "session.update", session={"model": "scripted", "tools": [CLOCK]})
-        await peer.heard("session.created")
-        second = bytes(32_000)
-        await speak(peer, "input_audio_buffer.append", *[second] * 4)
+        peer = await come(server)
+        await pour(peer, 4)
         call = await peer.heard("response.function_call_arguments.done")
         assert peer.all("response.done")[0]["response"]["output"][0]["call_id"] == call["call_id"]
         await anyio.sleep(10)
@@ -507,7 +517,7 @@ def test_a_client_of_vllm_omni_gets_calls_and_is_answered(tmp_path: Path) -> Non
         say(peer, "session.update", session={"tools": [LAMP]})
         error = await peer.heard("error", 2)
         assert error["error"]["code"] == "unsupported"
-        await speak(peer, "input_audio_buffer.append", *[second] * 10)
+        await pour(peer, 10)
         await peer.heard("response.function_call_arguments.done", 2)
         await anyio.sleep(CALL_RESULT_S + 2)
         say(peer, "session.close")
@@ -516,3 +526,27 @@ def test_a_client_of_vllm_omni_gets_calls_and_is_answered(tmp_path: Path) -> Non
     inputs = fed(run(play, tmp_path, is_full=False))
     texts = [it.text for each in inputs.values() for it in each if it.kind == "result"]
     assert texts == ["nine", "error: no answer in time"]
+
+
+def test_a_call_is_not_the_last_thing_that_was_played(tmp_path: Path) -> None:
+    """What was played was noted of the call, and a response named that never was."""
+
+    def stops(step: Step, unit: Unit, tools: Any) -> Step:
+        return chatting(step, unit, tools) if unit.index < 3 else step
+
+    async def play(server: World) -> None:
+        peer = await come(server)
+        await pour(peer, 4)
+        response = peer.all("response.done")[0]["response"]
+        speech, call = response["output"]
+        say(peer, "playback.ack", played_ms=50)
+        assert (await peer.heard("playback.acknowledged"))["event"]["item_id"] == speech["id"]
+        say(peer, "playback.ack", played_ms=50, item_id=call["id"])
+        assert (await peer.heard("error"))["error"]["code"] == "item_not_found"
+        say(peer, "output_audio_buffer.clear")
+        cleared = await peer.heard("output_audio_buffer.cleared")
+        assert cleared["response_id"] == response["id"]
+        say(peer, "session.close")
+        await peer.over()
+
+    run(play, tmp_path, backend={"calls": stops})
