@@ -339,7 +339,7 @@ class Omni(Kind):
     def _interrupt(self, reason: oa.ReplyReason) -> None:
         """Have the model listen, and end the response that is there or was asked for."""
         self._count_epoch()
-        if self.conversation.reply is None and not self.is_asked:
+        if not (self.conversation.is_speaking or self.is_asked):
             return
         self.loop.fall_silent()
         self.loop.response_id, self.due_units = None, 0
@@ -368,9 +368,9 @@ class Omni(Kind):
     ) -> None:
         """End the response in progress, if there is one."""
         reply = self.conversation.reply
+        self.conversation.end_reply(status, reason, fault=fault, calls=calls)
         if reply is None:
             return
-        self.conversation.end_reply(status, reason, fault=fault, calls=calls)
         self.peer.send(om.RateLimits())
         if status == "cancelled" and self.session.history == "ack_only":
             self._truncate(oa.item_of(reply.id))
@@ -387,7 +387,7 @@ class Omni(Kind):
 
     def must_listen(self) -> bool:
         """Whether the next unit may only listen: the client wants to be the one who asks."""
-        is_answering = self.is_asked or self.conversation.reply is not None
+        is_answering = self.is_asked or self.conversation.is_speaking
         return not (is_answering or self.session.answers)
 
     def has_model(self) -> bool:

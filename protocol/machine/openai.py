@@ -705,7 +705,7 @@ class OpenAI(Kind):
         """Whether the unit that starts may only listen: the model is not asked, or for later."""
         if self.ending_ms is not None:
             return True
-        if self.conversation.reply is not None or not self.step.behaves(ASKED_ONLY):
+        if self.conversation.is_speaking or not self.step.behaves(ASKED_ONLY):
             return False
         if self.asked_at is not None:
             return self._started <= self.asked_at

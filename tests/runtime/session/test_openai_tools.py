@@ -105,12 +105,21 @@ def chatting(step: Step, unit: Unit, tools: Any) -> Step:
     return calling(at=2, says="it is {} ")(step, unit, tools)
 
 
-def test_a_call_ends_the_response_in_which_it_is_made(tmp_path: Path) -> None:
-    """A client that waits for that end ran no function until the model was silent."""
+@pytest.mark.parametrize("detection", [{"type": "server_vad"}, None], ids=["calls", "push to talk"])
+def test_a_call_ends_the_response_in_which_it_is_made(
+    detection: Body | None, tmp_path: Path
+) -> None:
+    """A client that waits for that end ran no function until the model was silent.
+
+    Where the model speaks only when asked, it was cut there in mid-sentence.
+    """
 
     async def play(server: World) -> None:
-        peer = await arrive(server)
-        await append(peer, 6)
+        peer = await arrive(server, audio={"input": {"turn_detection": detection}})
+        await append(peer, 1)
+        if detection is None:
+            say(peer, "response.create")
+        await append(peer, 5)
         told = of_response(peer, 0)
         assert told[-len(OF_CALL) - 1 :] == [*OF_CALL, "response.done"]
         first, second = [it["response"] for it in peer.all("response.created")]
@@ -531,7 +540,7 @@ def test_a_client_of_vllm_omni_gets_calls_and_is_answered(tmp_path: Path) -> Non
 def test_a_call_is_not_the_last_thing_that_was_played(tmp_path: Path) -> None:
     """What was played was noted of the call, and a response named that never was."""
 
-    def stops(step: Step, unit: Unit, tools: Any) -> Step:
+    def ends(step: Step, unit: Unit, tools: Any) -> Step:
         return chatting(step, unit, tools) if unit.index < 3 else step
 
     async def play(server: World) -> None:
@@ -549,4 +558,31 @@ def test_a_call_is_not_the_last_thing_that_was_played(tmp_path: Path) -> None:
         say(peer, "session.close")
         await peer.over()
 
-    run(play, tmp_path, backend={"calls": stops})
+    run(play, tmp_path, backend={"calls": ends})
+
+
+def stops(step: Step, unit: Unit, tools: Any) -> Step:
+    """Speak in three units and call in the second, then be silent for one, and speak again."""
+    step = chatting(step, unit, tools)
+    return attrs.evolve(step, speech=None) if unit.index == 4 else step
+
+
+@pytest.mark.parametrize("stop", ["", "barge_in"])
+def test_a_call_cuts_no_sentence_of_a_model_that_is_asked(stop: str, tmp_path: Path) -> None:
+    """What it said after the call was lost; it stops where its turn ends, or its user speaks."""
+
+    async def play(server: World) -> None:
+        peer = await come(server, extra_body={"auto_response": False})
+        await pour(peer, 1)
+        say(peer, "response.create")
+        await pour(peer, 2)
+        await peer.heard("response.done")
+        if stop:
+            say(peer, stop)
+        await pour(peer, 4)
+        words = [it["delta"] for it in peer.all("response.output_audio_transcript.delta")]
+        assert words == ["word 1 ", "word 2 ", *([] if stop else ["word 3 "])]
+        say(peer, "session.close")
+        await peer.over()
+
+    run(play, tmp_path, is_full=False, backend={"calls": stops})
