@@ -350,14 +350,18 @@ class Omni(Kind):
             self.peer.send(om.RateLimits())
 
     def send_calls(self, calls: Sequence[ToolCalled]) -> None:
-        """Send calls in the response in progress, which they end, or in one of their own."""
-        self.is_asked = False
-        if self.conversation.reply is None:
+        """Send calls in the response in progress, which they end, or in one of their own.
+
+        Of those that were refused the model is told, like of a result.
+        """
+        if calls and self.conversation.reply is None:
+            self.is_asked = False
             self.conversation.end_unbegun("completed", calls=calls)
             self.peer.send(om.RateLimits())
-        else:
-            self.loop.response_id = None
+        elif calls:
+            self.is_asked, self.loop.response_id = False, None
             self._finish("completed", calls=calls)
+        self._expect_result()
 
     def _finish(
         self,

@@ -748,13 +748,17 @@ class OpenAI(Kind):
         self._take_seconds()
 
     def send_calls(self, calls: Sequence[ToolCalled]) -> None:
-        """Send calls in the response in progress, which they end, or in one of their own."""
-        if self.conversation.reply is None:
+        """Send calls in the response in progress, which they end, or in one of their own.
+
+        Of those that were refused the model is told, like of a result.
+        """
+        if calls and self.conversation.reply is None:
             self.asked_at = None
             self.conversation.end_unbegun("completed", calls=calls)
-        else:
+        elif calls:
             self.loop.response_id = None
             self.conversation.end_reply("completed", calls=calls)
+        self._expect_result()
 
     def unit_dropped(self) -> None:
         """Go on after a waiting unit was dropped: only its sound is lost."""

@@ -149,7 +149,7 @@ class UnitKind(Protocol):
         """Send a unit's outcome."""
 
     def send_calls(self, calls: Sequence[ToolCalled]) -> None:
-        """Send the calls of tools that the model made in a unit."""
+        """Send the calls of tools that the model made in a unit, if any; results may wait."""
 
     def unit_dropped(self) -> None:
         """Go on after a waiting unit was dropped."""
@@ -450,9 +450,7 @@ class UnitLoop:
             return
         self._send_held()
         if done.silent is not None and self.peer.is_active:
-            calls = self.tools.take(done.silent, done.index)
-            if calls:
-                self.kind.send_calls(calls)
+            self.kind.send_calls(self.tools.take(done.silent, done.index))
             if self.tools.failures >= UNIT_FAILURES_MAX:
                 self.call.settle()
                 self.kind.end("backend_error")

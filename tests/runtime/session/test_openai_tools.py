@@ -586,3 +586,22 @@ def test_a_call_cuts_no_sentence_of_a_model_that_is_asked(stop: str, tmp_path: P
         await peer.over()
 
     run(play, tmp_path, is_full=False, backend={"calls": stops})
+
+
+@pytest.mark.parametrize("setting_up", [(arrive, append), (come, pour)], ids=["openai", "omni"])
+def test_a_model_is_told_of_a_refused_call_while_its_client_is_silent(
+    setting_up: tuple[Any, Any], tmp_path: Path
+) -> None:
+    """It waited for the client's next sound, and its user for an answer."""
+    begin, send = setting_up
+
+    async def play(server: World) -> None:
+        peer = await begin(server)
+        await send(peer, 3)
+        said = await peer.heard("response.output_audio_transcript.done")
+        assert said["transcript"].startswith("it is error: there is no")
+        assert not peer.all("response.function_call_arguments.done")
+        await leave(server, peer)
+
+    inputs = fed(run(play, tmp_path, is_full=False, backend={"calls": calling("door")}))
+    assert inputs == {3: (started("t1"), result("t1", "error: there is no tool of this name"))}
