@@ -51,6 +51,7 @@ class Conversation:
         items_made: how many ids were made.
         reply: the response in progress.
         asked: the request for the response that comes next.
+        is_mid_turn: calls ended the response of a turn that the model may speak on.
         words: the text of `reply` so far.
         spans: the last items of sound, each with its end in milliseconds of the model's sound.
         utterances: what is transcribed, and in no item yet.
@@ -65,6 +66,7 @@ class Conversation:
     items_made: int = 0
     reply: oa.Reply | None = None
     asked: oa.Respond = attrs.Factory(oa.Respond)
+    is_mid_turn: bool = False
     words: str = ""
     spans: deque[tuple[str, int]] = attrs.Factory(lambda: deque(maxlen=UTTERANCES_MAX))
     utterances: deque[Utterance] = attrs.Factory(lambda: deque(maxlen=UTTERANCES_MAX))
@@ -227,6 +229,11 @@ class Conversation:
             self.end_reply("completed")
 
     @property
+    def is_speaking(self) -> bool:
+        """Whether the model is in a turn: a response is in progress, or a call has ended it."""
+        return self.reply is not None or self.is_mid_turn
+
+    @property
     def is_too_long(self) -> bool:
         """Whether the response in progress has as many tokens as it may have."""
         reply = self.reply
@@ -325,8 +332,12 @@ class Conversation:
         message: str = "",
         calls: Sequence[ToolCalled] = (),
     ) -> None:
-        """End the response in progress, if there is one, with calls after its speech."""
+        """End the response in progress, if there is one, with calls after its speech.
+
+        Without calls the model's turn ends, also one whose response has ended by a call.
+        """
         reply, self.reply = self.reply, None
+        self.is_mid_turn = reply is not None and bool(calls)
         if reply is None:
             return
         is_sound, name = reply.modality == "audio", reply.id

@@ -339,7 +339,7 @@ class Omni(Kind):
     def _interrupt(self, reason: oa.ReplyReason) -> None:
         """Have the model listen, and end the response that is there or was asked for."""
         self._count_epoch()
-        if self.conversation.reply is None and not self.is_asked:
+        if not (self.conversation.is_speaking or self.is_asked):
             return
         self.loop.fall_silent()
         self.loop.response_id, self.due_units = None, 0
@@ -350,14 +350,18 @@ class Omni(Kind):
             self.peer.send(om.RateLimits())
 
     def send_calls(self, calls: Sequence[ToolCalled]) -> None:
-        """Send calls in the response in progress, which they end, or in one of their own."""
-        self.is_asked = False
-        if self.conversation.reply is None:
+        """Send calls in the response in progress, which they end, or in one of their own.
+
+        Of those that were refused the model is told, like of a result.
+        """
+        if calls and self.conversation.reply is None:
+            self.is_asked = False
             self.conversation.end_unbegun("completed", calls=calls)
             self.peer.send(om.RateLimits())
-        else:
-            self.loop.response_id = None
+        elif calls:
+            self.is_asked, self.loop.response_id = False, None
             self._finish("completed", calls=calls)
+        self._expect_result()
 
     def _finish(
         self,
@@ -368,9 +372,9 @@ class Omni(Kind):
     ) -> None:
         """End the response in progress, if there is one."""
         reply = self.conversation.reply
+        self.conversation.end_reply(status, reason, fault=fault, calls=calls)
         if reply is None:
             return
-        self.conversation.end_reply(status, reason, fault=fault, calls=calls)
         self.peer.send(om.RateLimits())
         if status == "cancelled" and self.session.history == "ack_only":
             self._truncate(oa.item_of(reply.id))
@@ -387,7 +391,7 @@ class Omni(Kind):
 
     def must_listen(self) -> bool:
         """Whether the next unit may only listen: the client wants to be the one who asks."""
-        is_answering = self.is_asked or self.conversation.reply is not None
+        is_answering = self.is_asked or self.conversation.is_speaking
         return not (is_answering or self.session.answers)
 
     def has_model(self) -> bool:
@@ -453,7 +457,7 @@ class Omni(Kind):
         named = message.response_id and oa.item_of(message.response_id)
         item_id = named or message.item_id or self._last_response()
         item = self.conversation.items.get(item_id or "")
-        if item is None or item.role != "assistant" or message.item_id not in (None, item.id):
+        if item is None or not _is_speech(item) or message.item_id not in (None, item.id):
             text = "$.response_id: there is no such response, or this is not its item"
             self.peer.send_error(ErrorCode.ITEM_NOT_FOUND, text)
             return
@@ -481,9 +485,9 @@ class Omni(Kind):
         )
 
     def _last_response(self) -> str | None:
-        """The item of the last response; None before the first."""
+        """The item of what the model last said; None before the first."""
         items = reversed(self.conversation.items.values())
-        return next((item.id for item in items if item.role == "assistant"), None)
+        return next((item.id for item in items if _is_speech(item)), None)
 
     def _generated_ms(self, item_id: str) -> int:
         """The milliseconds of a response's sound so far."""
@@ -493,6 +497,11 @@ class Omni(Kind):
         else:
             ends = item.parts[0].ends if item is not None and item.parts else ()
         return ends[-1][0] * MS_PER_S // OUTPUT_RATE_HZ if ends else 0
+
+
+def _is_speech(item: Item) -> bool:
+    """Whether an item is what the model said: a call has no sound that is played."""
+    return item.role == "assistant" and item.call is None
 
 
 def _response_of(item_id: str) -> str:

@@ -705,7 +705,7 @@ class OpenAI(Kind):
         """Whether the unit that starts may only listen: the model is not asked, or for later."""
         if self.ending_ms is not None:
             return True
-        if self.conversation.reply is not None or not self.step.behaves(ASKED_ONLY):
+        if self.conversation.is_speaking or not self.step.behaves(ASKED_ONLY):
             return False
         if self.asked_at is not None:
             return self._started <= self.asked_at
@@ -748,13 +748,17 @@ class OpenAI(Kind):
         self._take_seconds()
 
     def send_calls(self, calls: Sequence[ToolCalled]) -> None:
-        """Send calls in the response in progress, which they end, or in one of their own."""
-        if self.conversation.reply is None:
+        """Send calls in the response in progress, which they end, or in one of their own.
+
+        Of those that were refused the model is told, like of a result.
+        """
+        if calls and self.conversation.reply is None:
             self.asked_at = None
             self.conversation.end_unbegun("completed", calls=calls)
-        else:
+        elif calls:
             self.loop.response_id = None
             self.conversation.end_reply("completed", calls=calls)
+        self._expect_result()
 
     def unit_dropped(self) -> None:
         """Go on after a waiting unit was dropped: only its sound is lost."""

@@ -256,6 +256,7 @@ def _openai(openai: OpenAI) -> Keys:
         "skipped": openai.skipped,
         "utterances": [[it.start_ms, it.end_ms, it.text, it.is_whole] for it in talk.utterances],
         **({} if openai.ending_ms is None else {"ending_ms": openai.ending_ms}),
+        **({"mid_turn": True} if talk.is_mid_turn else {}),
         **({"played_ns": openai.played_ns} if openai.played_ns else {}),
     }
 
@@ -281,6 +282,7 @@ def _omni(omni: Omni) -> Keys:
         "reply": None if reply is None else [reply.id, reply.modality, reply.output_tokens],
         "words": len(talk.words),
         "utterances": [[it.start_ms, it.end_ms, it.text, it.is_whole] for it in talk.utterances],
+        **({"mid_turn": True} if talk.is_mid_turn else {}),
     }
 
 

@@ -10,7 +10,8 @@ made in silence -> sent to the client, and `started` to the model -> result -> f
   came, `INPUT_CHARS_MAX` characters at most. Those of a unit that is undone are fed again.
 - The client's speech, and interrupts, touch no call; an interrupt ends the unit's silent part, as
   its budget does, and what was being written goes on in the next.
-- While the model is rebuilt the time of calls stands still.
+- The time of calls stands still from when the session leaves its slot until its model is rebuilt:
+  also in the queue, and while the client is away without a slot.
 """
 
 from __future__ import annotations

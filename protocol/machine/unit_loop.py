@@ -149,7 +149,7 @@ class UnitKind(Protocol):
         """Send a unit's outcome."""
 
     def send_calls(self, calls: Sequence[ToolCalled]) -> None:
-        """Send the calls of tools that the model made in a unit."""
+        """Send the calls of tools that the model made in a unit, if any; results may wait."""
 
     def unit_dropped(self) -> None:
         """Go on after a waiting unit was dropped."""
@@ -392,8 +392,7 @@ class UnitLoop:
 
     def _cut_silent(self) -> ef.Interrupt | None:
         """Cut the silent part in progress, as if by its budget: its call goes on in the next."""
-        has_tools = self.step.limits.duplex_tools and bool(self.tools.offered)
-        is_silent = has_tools and self.call.phase is Phase.FINALIZING
+        is_silent = self.step.limits.duplex_tools and self.call.phase is Phase.FINALIZING
         if not is_silent or self.tools.is_cut:
             return None
         self.tools.is_cut = True
@@ -451,9 +450,7 @@ class UnitLoop:
             return
         self._send_held()
         if done.silent is not None and self.peer.is_active:
-            calls = self.tools.take(done.silent, done.index)
-            if calls:
-                self.kind.send_calls(calls)
+            self.kind.send_calls(self.tools.take(done.silent, done.index))
             if self.tools.failures >= UNIT_FAILURES_MAX:
                 self.call.settle()
                 self.kind.end("backend_error")

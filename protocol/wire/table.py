@@ -206,6 +206,12 @@ def computed(name: str, kind: Kind, get: Callable[[Any], object], **more: Any) -
     return Field(name, kind, None, attr=DROPPED, get=get, **more)
 
 
+def fixed(name: str, word: str) -> Field:
+    """Make the row of a field that is always the same word."""
+    const = Kind(read=lambda value, _: value.text(), schema={"type": "string", "const": word})
+    return computed(name, const, lambda _: word, doc="Always this.")
+
+
 IGNORED_PATHS_MAX: Final = 32
 """Paths kept of ignored fields: enough to see what a client means by them."""
 READER: Final = Context(mode="video")

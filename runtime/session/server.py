@@ -51,9 +51,9 @@ from .setup import Arrival, first_event, log_head
 from .speech_input import ENERGY_ONLY, SpeechInput
 
 REFRESH_S: Final = 3.0
+"""Between two estimates; a session tells its client at most every 3 s."""
 ABSENCES_S: Final = 0.05
 """From the first client that leaves until absences are bounded, for all that left since."""
-"""Between two estimates; a session tells its client at most every 3 s."""
 
 EARLY_SUM_BYTES_MAX: Final = 128 * MIB
 """Opening messages kept while clients wait for a slot: fifty with 30 s of reference audio; half of

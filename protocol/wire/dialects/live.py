@@ -38,7 +38,7 @@ from ..audio import compress, to_float32, to_pcm16
 from ..codec import Fields, Reading, Value, encode_base64
 from ..dialects import openai_tools as tools
 from ..dialects import shared
-from ..table import DROPPED, Field, Object, Table, computed, items, one
+from ..table import DROPPED, Field, Object, Table, computed, fixed, items, one
 from .base import Context, Dialect, Json
 from .chat import FUNCTIONS, TOLD_FUNCTIONS
 from .shared import PROMPT, RECORD
@@ -325,7 +325,14 @@ REQUESTS: Final = {
         Object(
             "item",
             (
-                tools.always("type", tools.OUTPUT),
+                Field(
+                    "type",
+                    k.choice((tools.OUTPUT,)),
+                    attr=DROPPED,
+                    get=lambda _: tools.OUTPUT,
+                    example=tools.OUTPUT,
+                    doc="Always this.",
+                ),
                 *tools.result_rows(),
                 *(
                     _ignored("id", holds=k.NAMED),
@@ -443,16 +450,6 @@ NOTICE: Final = Table(
 def info_of(code: object) -> Table:
     """Return the table of an `info` with a code."""
     return {QUEUED: _QUEUED, ASSIGNED: _QUEUE_DONE}.get(str(code), NOTICE)
-
-
-def const(word: str) -> k.Kind:
-    """A constant word."""
-    return k.Kind(read=lambda value, _: value.text(), schema={"type": "string", "const": word})
-
-
-def fixed(name: str, word: str) -> Field:
-    """A field that is always the same word."""
-    return computed(name, const(word), lambda _: word, doc="Always this.")
 
 
 _SESSION: Final = Object(

@@ -35,13 +35,13 @@ from ...values.requests import Append, ClientMessage, Init, ReferenceAudio, Repo
 from .. import kinds as k
 from ..audio import to_float32, to_pcm16
 from ..codec import Reading, Value, encode_base64, invalid
-from ..table import DROPPED, Field, Object, Row, Table, computed, one
+from ..table import DROPPED, Field, Object, Row, Table, computed, fixed, one
 from . import openai_answers as answers
 from . import openai_requests as requests
 from . import shared
 from .base import Context, Dialect, Json
 from .chat import FUNCTIONS
-from .live import EVENT_ID, error_table, fixed, only, unsupported
+from .live import EVENT_ID, error_table, only, unsupported
 from .openai_requests import ANY_EVENT_ID, ignored, nothing, null
 from .openai_tools import CALLED
 from .shared import APPEND_SLICES, PLAYED_MS_MAX, PROMPT, RECORD, TOKEN, frames, setting

@@ -48,9 +48,9 @@ from ..dialects import openai_answers, shared
 from ..dialects import openai_answers as answers
 from ..dialects import openai_requests as requests
 from ..kinds import INTEGER, TEXT, Kind
-from ..table import DROPPED, Field, Object, Table, items, one
+from ..table import DROPPED, Field, Object, Table, fixed, items, one
 from .base import Context, Dialect, Json
-from .live import EVENT_ID, REASONS, error_table, fixed, only, unsupported
+from .live import EVENT_ID, REASONS, error_table, only, unsupported
 from .openai_requests import (
     ANY_EVENT_ID,
     CLOSED,

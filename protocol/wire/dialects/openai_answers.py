@@ -27,9 +27,9 @@ from ..audio import to_float32
 from ..codec import encode_base64
 from ..dialects import openai_tools as tools
 from ..kinds import INTEGER, PCM16, TEXT, Kind, base64_of, choice, or_null
-from ..table import DROPPED, Field, Object, Row, Table, items, one
+from ..table import DROPPED, Field, Object, Row, Table, fixed, items, one
 from .live import ERROR_CODES as LIVE_CODES
-from .live import EVENT_ID, error_table, fixed, sound_of
+from .live import EVENT_ID, error_table, sound_of
 from .openai_requests import (
     METADATA,
     MODALITY,

@@ -56,9 +56,9 @@ from ..kinds import (
     or_null,
     text,
 )
-from ..table import DROPPED, Field, Object, One, Row, Table, items, one
+from ..table import DROPPED, Field, Object, One, Row, Table, fixed, items, one
 from .chat import TOLD_FUNCTIONS
-from .live import TOOLS, empty, fixed, only, unsupported, until
+from .live import TOOLS, empty, only, unsupported, until
 from .shared import PROMPT
 
 MODALITIES: Final = ("audio", "text")

@@ -15,18 +15,11 @@ from ...values.messages import ToolCalled
 from ...values.model import ToolCall, ToolResult
 from ...values.openai import Item
 from ..codec import Fields, Reading, Value, as_object
-from ..kinds import INTEGER, SAID, TEXT, Kind, choice, text
-from ..table import DROPPED, Field, Object, Table, Variants
+from ..kinds import INTEGER, SAID, TEXT, Kind, text
+from ..table import Field, Object, Table, Variants, computed, fixed
 
 CALLED: Final = "Functions that the client runs; called if the model can."
 OUTPUT: Final = "function_call_output"
-
-
-def always(name: str, word: str) -> Field:
-    """A field that must be one word."""
-    return Field(
-        name, choice((word,)), attr=DROPPED, get=lambda _: word, example=word, doc="Always this."
-    )
 
 
 # -- items ----------------------------------------------------------------------------------------
@@ -118,15 +111,8 @@ def called(values: dict[str, Any]) -> ToolCalled | None:
 
 
 def _named(name: str, prefix: str, doc: str) -> Field:
-    return Field(
-        name,
-        TEXT,
-        "",
-        attr=DROPPED,
-        get=lambda called: _id_of(prefix, called),
-        example=f"{prefix}_0c9e41d7a355",
-        doc=doc,
-    )
+    example = f"{prefix}_0c9e41d7a355"
+    return computed(name, TEXT, lambda called: _id_of(prefix, called), example=example, doc=doc)
 
 
 def _event(at: int) -> tuple[Field, Field]:
@@ -151,18 +137,16 @@ DELEGATION: Final = (
         "delegation",
         (
             _named("id", "dlg", "The delegation."),
-            always("type", "delegation"),
-            always("target", "responses"),
+            fixed("type", "delegation"),
+            fixed("target", "responses"),
             _named("response_id", "resp", "The response that is the call."),
         ),
         doc="What is delegated: a call of a tool.",
     ),
-    Field(
+    computed(
         "offset_ms",
         INTEGER,
-        0,
-        attr=DROPPED,
-        get=lambda called: (called.unit + 1) * MS_PER_S,
+        lambda called: (called.unit + 1) * MS_PER_S,
         example=3000,
         doc="Where in the session.",
     ),

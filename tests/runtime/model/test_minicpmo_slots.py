@@ -231,6 +231,18 @@ def test_an_event_that_is_too_long_is_an_error_in_its_place(model: DuplexModel) 
     assert len(slots.events(many)) <= EVENTS_MAX
 
 
+def test_no_room_is_kept_for_errors_that_cannot_come(model: DuplexModel) -> None:
+    """A result that fitted became an error, for each accepted call next to it took room for one."""
+    slots = model.tokens.slots
+    assert slots is not None
+    begun = [UnitInput(kind="started", call=f"t{number}") for number in range(3, 11)]
+    refused = result(TOO_LONG, "t2")
+    first = result("0" * (EVENTS_MAX - len(slots.events([*begun, result(""), refused]))))
+    in_place = slots.events([*begun, first, refused])
+    assert len(in_place) == EVENTS_MAX
+    assert slots.events([*begun, first, result("0" * 2_000, "t2")]) == in_place
+
+
 def test_results_end_no_session_whose_window_slides(start: random_model.Open) -> None:
     """A client that answers at length would lose its session, though the oldest is forgotten."""
     config = DuplexConfig(sliding_window="basic", generate_audio=False)

@@ -242,21 +242,24 @@ def test_an_interrupt_of_the_speech_cuts_the_silent_part(tmp_path: Path) -> None
     assert silent[3]["end"] == "budget"
 
 
-def test_a_session_without_tools_has_no_silent_part_to_cut(tmp_path: Path) -> None:
-    """Its log would hold cuts of what there is not."""
+def test_the_silent_part_of_a_session_without_tools_is_cut_too(tmp_path: Path) -> None:
+    """A checkpoint in slots decides it all the same: a user who interrupts waited for its end."""
 
     async def play(server: World) -> None:
         peer = await server.activate("audio")
-        peer.send(*[append_frame()] * 5)
+        peer.send(append_frame())
+        await anyio.sleep(0.2)
+        peer.send(append_frame(force_listen=True))
         await talk(peer, 3)
         peer.send(close_frame())
         await peer.over()
 
     def slow(_unit: Unit, _seed: int) -> Step:
-        return Step(finalize=Call(duration_s=0.3))
+        return Step(finalize=Call(duration_s=0.5))
 
     records = run(play, tmp_path, backend={"script": slow})
-    assert not [it for it in records if it.fields.get("type") == "InterruptUnit"]
+    cut = [it.fields["index"] for it in records if it.fields.get("type") == "InterruptUnit"]
+    assert cut == [0]
 
 
 def test_a_failed_unit_feeds_its_events_with_the_next(tmp_path: Path) -> None:

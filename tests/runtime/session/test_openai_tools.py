@@ -105,12 +105,21 @@ def chatting(step: Step, unit: Unit, tools: Any) -> Step:
     return calling(at=2, says="it is {} ")(step, unit, tools)
 
 
-def test_a_call_ends_the_response_in_which_it_is_made(tmp_path: Path) -> None:
-    """A client that waits for that end ran no function until the model was silent."""
+@pytest.mark.parametrize("detection", [{"type": "server_vad"}, None], ids=["calls", "push to talk"])
+def test_a_call_ends_the_response_in_which_it_is_made(
+    detection: Body | None, tmp_path: Path
+) -> None:
+    """A client that waits for that end ran no function until the model was silent.
+
+    Where the model speaks only when asked, it was cut there in mid-sentence.
+    """
 
     async def play(server: World) -> None:
-        peer = await arrive(server)
-        await append(peer, 6)
+        peer = await arrive(server, audio={"input": {"turn_detection": detection}})
+        await append(peer, 1)
+        if detection is None:
+            say(peer, "response.create")
+        await append(peer, 5)
         told = of_response(peer, 0)
         assert told[-len(OF_CALL) - 1 :] == [*OF_CALL, "response.done"]
         first, second = [it["response"] for it in peer.all("response.created")]
@@ -487,15 +496,25 @@ def test_a_fork_of_the_live_api_closes_the_calls_of_its_past(tmp_path: Path) -> 
 # -- vLLM-Omni -------------------------------------------------------------------------------------
 
 
+async def come(server: World, **session: Any) -> Peer:
+    """Set up a session of vLLM-Omni's wire, with a tool."""
+    peer = server.connect("audio", endpoint="omni")
+    say(peer, "session.update", session={"model": "scripted", "tools": [CLOCK], **session})
+    await peer.heard("session.created")
+    return peer
+
+
+async def pour(peer: Peer, seconds: int) -> None:
+    """Send silence to it, as it comes."""
+    await speak(peer, "input_audio_buffer.append", *[bytes(32_000)] * seconds)
+
+
 def test_a_client_of_vllm_omni_gets_calls_and_is_answered(tmp_path: Path) -> None:
     """Its tools were ignored."""
 
     async def play(server: World) -> None:
-        peer = server.connect("audio", endpoint="omni")
-        say(peer, "session.update", session={"model": "scripted", "tools": [CLOCK]})
-        await peer.heard("session.created")
-        second = bytes(32_000)
-        await speak(peer, "input_audio_buffer.append", *[second] * 4)
+        peer = await come(server)
+        await pour(peer, 4)
         call = await peer.heard("response.function_call_arguments.done")
         assert peer.all("response.done")[0]["response"]["output"][0]["call_id"] == call["call_id"]
         await anyio.sleep(10)
@@ -507,7 +526,7 @@ def test_a_client_of_vllm_omni_gets_calls_and_is_answered(tmp_path: Path) -> Non
         say(peer, "session.update", session={"tools": [LAMP]})
         error = await peer.heard("error", 2)
         assert error["error"]["code"] == "unsupported"
-        await speak(peer, "input_audio_buffer.append", *[second] * 10)
+        await pour(peer, 10)
         await peer.heard("response.function_call_arguments.done", 2)
         await anyio.sleep(CALL_RESULT_S + 2)
         say(peer, "session.close")
@@ -516,3 +535,73 @@ def test_a_client_of_vllm_omni_gets_calls_and_is_answered(tmp_path: Path) -> Non
     inputs = fed(run(play, tmp_path, is_full=False))
     texts = [it.text for each in inputs.values() for it in each if it.kind == "result"]
     assert texts == ["nine", "error: no answer in time"]
+
+
+def test_a_call_is_not_the_last_thing_that_was_played(tmp_path: Path) -> None:
+    """What was played was noted of the call, and a response named that never was."""
+
+    def ends(step: Step, unit: Unit, tools: Any) -> Step:
+        return chatting(step, unit, tools) if unit.index < 3 else step
+
+    async def play(server: World) -> None:
+        peer = await come(server)
+        await pour(peer, 4)
+        response = peer.all("response.done")[0]["response"]
+        speech, call = response["output"]
+        say(peer, "playback.ack", played_ms=50)
+        assert (await peer.heard("playback.acknowledged"))["event"]["item_id"] == speech["id"]
+        say(peer, "playback.ack", played_ms=50, item_id=call["id"])
+        assert (await peer.heard("error"))["error"]["code"] == "item_not_found"
+        say(peer, "output_audio_buffer.clear")
+        cleared = await peer.heard("output_audio_buffer.cleared")
+        assert cleared["response_id"] == response["id"]
+        say(peer, "session.close")
+        await peer.over()
+
+    run(play, tmp_path, backend={"calls": ends})
+
+
+def stops(step: Step, unit: Unit, tools: Any) -> Step:
+    """Speak in three units and call in the second, then be silent for one, and speak again."""
+    step = chatting(step, unit, tools)
+    return attrs.evolve(step, speech=None) if unit.index == 4 else step
+
+
+@pytest.mark.parametrize("stop", ["", "barge_in"])
+def test_a_call_cuts_no_sentence_of_a_model_that_is_asked(stop: str, tmp_path: Path) -> None:
+    """What it said after the call was lost; it stops where its turn ends, or its user speaks."""
+
+    async def play(server: World) -> None:
+        peer = await come(server, extra_body={"auto_response": False})
+        await pour(peer, 1)
+        say(peer, "response.create")
+        await pour(peer, 2)
+        await peer.heard("response.done")
+        if stop:
+            say(peer, stop)
+        await pour(peer, 4)
+        words = [it["delta"] for it in peer.all("response.output_audio_transcript.delta")]
+        assert words == ["word 1 ", "word 2 ", *([] if stop else ["word 3 "])]
+        say(peer, "session.close")
+        await peer.over()
+
+    run(play, tmp_path, is_full=False, backend={"calls": stops})
+
+
+@pytest.mark.parametrize("setting_up", [(arrive, append), (come, pour)], ids=["openai", "omni"])
+def test_a_model_is_told_of_a_refused_call_while_its_client_is_silent(
+    setting_up: tuple[Any, Any], tmp_path: Path
+) -> None:
+    """It waited for the client's next sound, and its user for an answer."""
+    begin, send = setting_up
+
+    async def play(server: World) -> None:
+        peer = await begin(server)
+        await send(peer, 3)
+        said = await peer.heard("response.output_audio_transcript.done")
+        assert said["transcript"].startswith("it is error: there is no")
+        assert not peer.all("response.function_call_arguments.done")
+        await leave(server, peer)
+
+    inputs = fed(run(play, tmp_path, is_full=False, backend={"calls": calling("door")}))
+    assert inputs == {3: (started("t1"), result("t1", "error: there is no tool of this name"))}

@@ -316,7 +316,7 @@ class Slots:
     def _fitted(self, texts: Sequence[tuple[int, ...]], room: int) -> list[tuple[int, ...]]:
         """Put an error in the place of the texts that do not fit; the first ones go first."""
         refused = self._text(TOO_LONG)
-        room -= len(refused) * len(texts)
+        room -= sum(min(len(text), len(refused)) for text in texts)
         fitted = []
         for text in texts:
             more = max(0, len(text) - len(refused))
