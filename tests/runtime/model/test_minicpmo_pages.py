@@ -12,6 +12,7 @@ import anyio
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
@@ -123,6 +124,33 @@ def test_slots_that_share_hold_what_slots_of_their_own_hold(seed: int) -> None:
     assert shared.free == shared.positions
     assert not shared.keys.any()
     assert not shared.values.any()
+
+
+class AllocatesNothing(TorchDispatchMode):
+    """Fails where an operator returns anything but a view of what it was given."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        given = {it.untyped_storage().data_ptr() for it in args if isinstance(it, Tensor)}
+        for each in made if isinstance(made, tuple | list) else (made,):
+            if each.untyped_storage().data_ptr() not in given:
+                raise torch.OutOfMemoryError(f"{func}")
+        return made
+
+
+def test_a_move_needs_no_memory() -> None:
+    """Where there is none in the middle of it, another session would be half moved (B8)."""
+    store = made(3, 64, 96)
+    for slot, count in enumerate((16, 32, 16)):
+        feed(store, slot, 0, count, seed=slot + 1)
+    before = [(store.place(slot), store.take(slot, 0, 16)) for slot in range(3)]
+    with AllocatesNothing():
+        assert store.reserve(0, 48)
+    assert [store.place(slot) == place for slot, (place, _) in enumerate(before)].count(False) > 1
+    for slot, (_, kept) in enumerate(before):
+        now = store.take(slot, 0, 16)
+        assert torch.equal(now.keys, kept.keys)
+        assert torch.equal(now.values, kept.values)
 
 
 def test_one_slot_may_have_it_all() -> None:
