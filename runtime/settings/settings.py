@@ -652,9 +652,9 @@ class Settings:
         None,
         "File of Twilio's auth token: calls at /v1/twilio need its signature in place of a key.",
     )
-    webrtc_door: str = setting(
-        "",
-        "Where `antiphon door` listens, which answers browsers' offers of WebRTC at "
+    webrtc_door: str | None = setting(
+        None,
+        "Where `antiphon door` listens, which answers browsers' WebRTC offers at "
         "/v1/realtime/calls: unix:PATH or tcp:HOST:PORT.",
         unset="none",
     )
