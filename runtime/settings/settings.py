@@ -463,7 +463,7 @@ class Settings:
     context_percent: int = setting(
         CONTEXT_PERCENT,
         "Part of the context for which each session of a folder has memory; with less than 100 "
-        "they share it, more of them fit, and one that finds none left ends with context_full.",
+        "they share it, more of them fit, and one that cannot grow ends with context_full.",
         low=5,
         high=CONTEXT_PERCENT,
     )
