@@ -99,11 +99,6 @@ EQUIVALENT: Final[Mapping[str, str]] = {
     "recorder/storage/remote.py _Ranges.__init__: self._start = 0 -> self._start = 1": (
         "nothing is loaded yet: only how much the first read reads ahead is another"
     ),
-    "recorder/write/log.py SessionLog.put: "
-    "for record, size in zip(records, sizes, strict=True): -> "
-    "for record, size in zip(records, sizes, strict=False):": (
-        "the sizes are made of the records, so there are as many"
-    ),
     "runtime/session/driver.py Driver._take_frames: "
     "ev.FrameReceived(at_ns=at_ns, frame=frame) for frame in frames[: len(messages) or 1] -> "
     "ev.FrameReceived(at_ns=at_ns, frame=frame) for frame in frames[: len(messages) or 2]": (

@@ -30,9 +30,10 @@ VOICE: Final = Path(__file__).parents[1] / "fixtures" / "speech" / "demo.wav"
 NOT_ASKED: Final = {
     *("POST /api/workers", "POST /api/workers/{number}/drain", "POST /api/drain"),
     *("POST /v1/chat/completions", "POST /v1/audio/transcriptions"),
+    *("POST /v1/realtime/calls", "POST /v1/live/sessions"),
 }
 """The first two need workers, and answer with one, as the list does; the third ends the server; the
-others need a slot (`tests/live/test_openai_http.py`)."""
+others need a slot (`tests/live/test_openai_http.py`), or a door (`test_webrtc.py`)."""
 LAST: Final = (
     "DELETE /api/voices/{name}",
     "DELETE /api/queue/{ticket_id}",

@@ -21,7 +21,7 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (229, 1),
     "protocol": (14_378, 64),
     "recorder": (4_580, 31),
-    "runtime": (24_240, 141),
+    "runtime": (24_396, 142),
     "runtime/model": (11_104, 51),
     "replay": (11_235, 57),
 }

@@ -398,6 +398,7 @@ def test_every_address_is_connected_to_by_a_transcript() -> None:
     assert missing == {
         "/v1/live/sessions/{id}/attach",  # it listens to another client's session
         "/v1/twilio",  # its messages become those of `openai`: tests/live/test_twilio.py
+        "/ws/half_duplex/{label}",  # those of `legacy-duplex`: fixtures/translated
     }
 
 

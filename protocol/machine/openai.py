@@ -407,12 +407,16 @@ class OpenAI(Kind):
         self.loop.start_if_due()
 
     def init_rejected(self, message: str) -> None:
-        """Go on with the model's own voice; a prompt that does not fit ends the session."""
+        """Go on without tools or in the model's own voice; a prompt too long ends the session."""
         self.peer.send_error(ErrorCode.INVALID_PAYLOAD, message)
-        if not self.settings.voice:
+        if self.settings.tools and message.startswith("tools"):
+            self.conversation.settings = attrs.evolve(self.settings, tools=())
+            self.peer.send(oa.Configured(openai=self.settings))
+        elif self.settings.voice:
+            self.conversation.settings = attrs.evolve(self.settings, voice="")
+        else:
             self.end("context_full")
             return
-        self.conversation.settings = attrs.evolve(self.settings, voice="")
         self._open()
 
     def forget_client(self) -> None:

@@ -218,7 +218,7 @@ class Setup:
                 self.migration.move_if_due()
 
     def backend_open_failed(self, event: ev.BackendOpenFailed) -> None:
-        """Refuse a prompt that is too long, or end the session if the model failed."""
+        """Refuse what the model is never opened with, or end the session if the model failed."""
         if not self._is_opening(event.lease):
             return
         if event.is_lost and self.recording.outlives_worker:
@@ -228,6 +228,8 @@ class Setup:
             return
         if event.context_full:
             self._reject("the prompt does not fit the model's context")
+        elif event.refused:
+            self._reject(event.refused)
         else:
             self.kind.give_up("the model could not be opened")
 

@@ -195,13 +195,15 @@ class BackendOpened:
 class BackendOpenFailed:
     """The model could not open the session.
 
-    `context_full`: its prompt does not fit. `is_lost`: the worker is gone.
+    `context_full`: its prompt does not fit. `is_lost`: the worker is gone. `refused`: why it never
+    opens so, for the client.
     """
 
     at_ns: int
     lease: int
     context_full: bool = False
     is_lost: bool = False
+    refused: str = ""
 
 
 @attrs.frozen(kw_only=True)

@@ -51,7 +51,7 @@ _ROWS: Final[Mapping[type[attrs.AttrsInstance], str]] = {
     ev.SlotLeased: "SlotLeased at_ns lease slot",
     ev.BackendOpened: "BackendOpened at_ns lease opened",
     model.Opened: "Opened prompt_length fed_ids",
-    ev.BackendOpenFailed: "BackendOpenFailed at_ns lease context_full is_lost",
+    ev.BackendOpenFailed: "BackendOpenFailed at_ns lease context_full is_lost refused",
     ev.MediaDecoded: "MediaDecoded at_ns media pcm images stacked_images",
     ev.MediaRejected: "MediaRejected at_ns media reason",
     ev.SpeechStarted: "SpeechStarted at_ns at_ms",

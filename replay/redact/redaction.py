@@ -133,7 +133,7 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Special]]] = {
     ev.SlotLeased: _fields("at_ns lease slot"),
     ev.BackendOpened: _fields("at_ns lease", below="opened"),
     model.Opened: _fields("prompt_length", prompt="fed_ids"),
-    ev.BackendOpenFailed: _fields("at_ns lease context_full is_lost"),
+    ev.BackendOpenFailed: _fields("at_ns lease context_full is_lost", frame="refused"),
     ev.MediaDecoded: _fields("at_ns media", media="pcm images stacked_images"),
     ev.MediaRejected: _fields("at_ns media reason"),
     **dict.fromkeys((ev.SpeechStarted, ev.SpeechStopped), _fields("at_ns at_ms")),
@@ -212,6 +212,8 @@ class EventEditor:
         if isinstance(event, ev.FrameReceived):
             frame = self.frames.edit(event.frame, event.at_ns)
             return attrs.evolve(event, frame=frame, shortened=self._edit_shortened(event))
+        if isinstance(event, ev.BackendOpenFailed):
+            return self._edit_refused(event)
         if isinstance(event, ev.MediaDecoded):
             kind = self.media.get(event.media)
             return event if kind is None else self._edit_media(event, kind)
@@ -229,6 +231,15 @@ class EventEditor:
         refused = short.refused and attrs.evolve(short.refused, message=LEFT_OUT)
         hashed = short.blake2b if short.read_bytes is None else ""  # of a few bytes: a guess
         return attrs.evolve(short, head="", blake2b=hashed, refused=refused)
+
+    def _edit_refused(self, event: ev.BackendOpenFailed) -> ev.BackendOpenFailed:
+        """Remove why the model refused, which may quote a tool, but for what it is about."""
+        policy = self.frames.policy
+        covered = any(policy.covers(it, "user", event.at_ns) for it in policy.kinds)
+        if not event.refused or not covered:
+            return event
+        about = "tools: " if event.refused.startswith("tools") else ""
+        return attrs.evolve(event, refused=about + LEFT_OUT)
 
     def _edit(self, value: Any, at_ns: int) -> Any:
         changes: dict[str, object] = {}

@@ -39,16 +39,20 @@ LINE_BYTES_MAX: Final = 8 * OFFER_BYTES_MAX
 ANSWER_WAIT_S: Final = 20.0
 OFFERS_MAX: Final = 64
 OFFERS_PER_KEY_MAX: Final = 8
+_LOST: Final = (
+    *(OSError, TimeoutError, anyio.EndOfStream, anyio.IncompleteRead),
+    *(anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.DelimiterNotFound),
+)
 _SENT_ON: Final = ("authorization", "openai-safety-identifier")
 
 
 class Calls:
-    """The route to the door at an address, as for a worker; empty for none.
+    """The route to the door at an address, as for a worker; None for none.
 
     `check` refuses a client that may not have a session of a mode now.
     """
 
-    def __init__(self, door: str, check: Callable[[Request, Mode], object]) -> None:
+    def __init__(self, door: str | None, check: Callable[[Request, Mode], object]) -> None:
         self._door = read_address(door) if door else None
         self._check = check
         self._offers = ConcurrencyLimit(OFFERS_MAX, OFFERS_PER_KEY_MAX)
@@ -104,7 +108,7 @@ class Calls:
     ) -> dict[str, Any]:
         """Ask the door for an answer; raises `CodedError`."""
         if self._door is None:
-            text = "no door for WebRTC: connect by WebSocket, or start `antiphon door`"
+            text = "WebRTC is not served here: connect by WebSocket"
             raise CodedError(HTTPStatus.NOT_FOUND, "not_served", text)
         query = urlencode({"model": (session or {}).get("model", ""), **request.query_params})
         asked = {
@@ -121,7 +125,7 @@ class Calls:
                     await stream.send(orjson.dumps(asked) + b"\n")
                     lines = BufferedByteReceiveStream(stream)
                     line = await lines.receive_until(b"\n", LINE_BYTES_MAX)
-        except (OSError, TimeoutError, anyio.EndOfStream, anyio.IncompleteRead) as error:
+        except _LOST as error:
             text = "the door for WebRTC does not answer, try again later"
             status = HTTPStatus.SERVICE_UNAVAILABLE
             raise CodedError(status, "service_unavailable", text, headers=RETRY) from error
@@ -131,5 +135,7 @@ class Calls:
 def _sdp_of(answer: Mapping[str, Any]) -> str:
     """Read the door's answer; raises `CodedError` where there is none."""
     if "sdp" not in answer:
-        raise CodedError(answer["status"], answer["code"], answer["message"])
+        status = answer["status"]
+        headers = RETRY if status == HTTPStatus.SERVICE_UNAVAILABLE else None
+        raise CodedError(status, answer["code"], answer["message"], headers=headers)
     return str(answer["sdp"])

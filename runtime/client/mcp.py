@@ -33,38 +33,55 @@ _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_-]")
 async def tools_from_mcp(url: str) -> AsyncIterator[dict[str | Tool, Function]]:
     """Connect to an MCP server over streamable HTTP, and list its tools for `connect`.
 
+    An error, also of the block, is raised as it is and not in a group.
+
     Raises:
-        CannotConnectError: no MCP server answers there.
+        CannotConnectError: no MCP server answers there, or it answers with an error.
         LocalProtocolError: it has more tools than a session may have, or two of one name.
     """
+    failure: BaseException | None = None
     async with AsyncExitStack() as stack:
         try:
-            opening = Client(url, read_timeout_seconds=CALL_RESULT_S)
-            client = await stack.enter_async_context(opening)
-            found = await _listed(client)
-        except (MCPError, OSError, ExceptionGroup) as error:
-            raise CannotConnectError(f"no MCP server answers at {url}") from error
-        tools: dict[str, tuple[str | Tool, Function]] = {}
-        for each in found:
-            name = _NOT_IN_NAMES.sub("_", each.name)[:NAME_CHARS_MAX]
-            if name in tools:
-                raise LocalProtocolError(f"the MCP server has two tools with the name {name}")
-            made = tool(name, each.description or "", each.input_schema)
-            tools[name] = made, partial(_call, client, each.name)
-        yield dict(tools.values())
+            try:
+                client = await stack.enter_async_context(
+                    Client(url, read_timeout_seconds=CALL_RESULT_S)
+                )
+            except (MCPError, OSError, ExceptionGroup) as error:
+                raise CannotConnectError(f"no MCP server answers at {url}") from error
+            yield _functions(client, await _listed(client, url))
+        except (Exception, KeyboardInterrupt, SystemExit) as error:
+            failure = error
+    if failure is not None:
+        raise failure
 
 
-async def _listed(client: Client) -> list[Any]:
+def _functions(client: Client, found: list[Any]) -> dict[str | Tool, Function]:
+    tools: dict[str, tuple[str | Tool, Function]] = {}
+    for each in found:
+        name = _NOT_IN_NAMES.sub("_", each.name)[:NAME_CHARS_MAX]
+        if name in tools:
+            raise LocalProtocolError(f"the MCP server has two tools with the name {name}")
+        made = tool(name, each.description or "", each.input_schema)
+        tools[name] = made, partial(_call, client, each.name)
+    return dict(tools.values())
+
+
+async def _listed(client: Client, url: str) -> list[Any]:
     found: list[Any] = []
     cursor = None
-    while True:
-        page = await client.list_tools(cursor=cursor)
+    for _ in range(TOOLS_MAX + 1):
+        try:
+            page = await client.list_tools(cursor=cursor)
+        except MCPError as error:
+            text = f"the MCP server at {url} answered with an error: {error}"
+            raise CannotConnectError(text) from error
         found += page.tools
         cursor = page.next_cursor
         if len(found) > TOOLS_MAX:
-            raise LocalProtocolError(f"the MCP server has more than {TOOLS_MAX} tools")
+            break
         if cursor is None:
             return found
+    raise LocalProtocolError(f"the MCP server has more than {TOOLS_MAX} tools, or pages of them")
 
 
 async def _call(client: Client, name: str, /, **arguments: Any) -> str:

@@ -44,14 +44,18 @@ def failure_of(
 ) -> ev.Event | None:
     """Make the event of a call that failed; None for one that has none.
 
-    `refused`: why a turn was refused before it began.
+    `refused`: why an opening, or a turn before it began, was refused.
     """
     is_full = error.context_full
     match effect:
         case ef.OpenBackend():
             is_lost = isinstance(error, base.BackendGone)
             return ev.BackendOpenFailed(
-                at_ns=at_ns, lease=effect.lease, context_full=is_full, is_lost=is_lost
+                at_ns=at_ns,
+                lease=effect.lease,
+                context_full=is_full,
+                is_lost=is_lost,
+                refused=refused,
             )
         case ef.StartUnit():
             return ev.UnitFailed(at_ns=at_ns, index=effect.unit.index, context_full=is_full)

@@ -55,7 +55,7 @@ def error_body(code: str, message: str, **more: object) -> bytes:
     return orjson.dumps({"error": code, "message": message, **more})
 
 
-OPENAI_PATHS: Final = ("/v1/chat/", "/v1/audio/", "/v1/responses", "/v1/realtime/")
+OPENAI_PATHS: Final = ("/v1/chat/", "/v1/audio/", "/v1/responses", "/v1/realtime/", "/v1/live/")
 """Addresses of OpenAI's API: the errors of these have its form."""
 
 

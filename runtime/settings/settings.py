@@ -463,7 +463,7 @@ class Settings:
     context_percent: int = setting(
         CONTEXT_PERCENT,
         "Part of the context for which each session of a folder has memory; with less than 100 "
-        "they share it, more of them fit, and one that finds none left ends with context_full.",
+        "they share it, more of them fit, and one that cannot grow ends with context_full.",
         low=5,
         high=CONTEXT_PERCENT,
     )
@@ -652,9 +652,9 @@ class Settings:
         None,
         "File of Twilio's auth token: calls at /v1/twilio need its signature in place of a key.",
     )
-    webrtc_door: str = setting(
-        "",
-        "Where `antiphon door` listens, which answers browsers' offers of WebRTC at "
+    webrtc_door: str | None = setting(
+        None,
+        "Where `antiphon door` listens, which answers browsers' WebRTC offers at "
         "/v1/realtime/calls: unix:PATH or tcp:HOST:PORT.",
         unset="none",
     )

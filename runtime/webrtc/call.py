@@ -9,8 +9,9 @@
 
 To sessions of `openai` the door adds `output_audio_buffer.started`, `stopped` and `cleared`, as
 OpenAI's server does. When a response is cancelled, or the user speaks over the rest of one, what
-waits is not played, and the session hears how much was. At the end of a call the session's log has
-what was lost of its sound, in a `session.update` that changes nothing (`tracing`).
+waits is not played, and once the response is done the session hears how much was. At the end of a
+call the session's log has what was lost of its sound, in a `session.update` that changes nothing
+(`tracing`).
 """
 
 from __future__ import annotations
@@ -24,42 +25,55 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
+import aiortc
 import attrs
 import orjson
 import pybase64
-from aiortc import (
-    RTCConfiguration,
-    RTCDataChannel,
-    RTCPeerConnection,
-    RTCSessionDescription,
-)
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
+from .arrivals import CALL, Arrivals
 from .offer import Offer, OfferError
-from .sound import RATE_HZ, VOICE_S_MAX, Intake, Voice
+from .sound import RATE_HZ, VOICE_S_MAX, JitterBuffer, Playout
 
-LIVE_FORMAT: Final = {"type": "audio/pcm", "rate": RATE_HZ}
+FORMAT: Final = {"type": "audio/pcm", "rate": RATE_HZ}
 LIVE_APPEND: Final = "session.input_audio.append"
 LIVE_DELTA: Final = "session.output_audio.delta"
 START_S: Final = 12.0
 """For a session of `live` to get its slot: its client waits for an answer to its request."""
+FIRST_S: Final = 0.5
+"""For the gateway to refuse a session of `openai`, before its client is answered."""
 PIECE_S: Final = 0.02
 CONNECT_S: Final = 15.0
 """From the answer until the browser is connected."""
 SILENT_S: Final = 10.0
-"""A microphone sends always, also in silence: a client that sends nothing for so long is gone."""
+"""A browser checks its connection every few seconds: one that sends nothing for so long is gone."""
+CLOSE_S: Final = 5.0
 MESSAGE_BYTES_MAX: Final = 256 * 1024
-MESSAGES_MAX: Final = 256
-"""Of the data channel that wait for the session; and of the session until the channel is open."""
-CHANNEL_BYTES_MAX: Final = 4 << 20
-"""That wait to be sent on the data channel."""
+FRAGMENTS_MAX: Final = 300
+"""Of an unfinished message: the library looks through all of them for each that comes."""
+TO_SESSION_BYTES_MAX: Final = 1 << 20
+TO_CHANNEL_BYTES_MAX: Final = 4 << 20
+"""That wait to be sent, before and in the channel."""
+LIVE_WAIT_S_MAX: Final = 1.5
+"""Of a session of `live`: it speaks or is silent all the time, so its delay could only grow."""
+BUSY: Final = frozenset({"worker_busy", "queue_full", "queue_timeout", "service_unavailable"})
+_LAST: Final = 1
+"""The flag of a message's last fragment (RFC 9260)."""
 
 _LOG: Final = logging.getLogger("antiphon.door")
 
 
 class CallLost(Exception):  # noqa: N818 - what it is, not a fault
     """The call is over; the text says why."""
+
+
+class SessionRefusedError(Exception):
+    """The gateway refused the session, by a code and a text for its client."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class Call:
@@ -87,72 +101,110 @@ class Call:
         self._is_live = is_live
         self._offer = offer
         self._session = session
-        self._settings = settings
-        self._peer = RTCPeerConnection(RTCConfiguration(iceServers=[]))
-        self._voice = Voice()
-        self._intake = Intake()
-        self._packet_s = 0.0
+        self._settings = dict(settings or {})
+        self._arrivals = Arrivals()
+        self._peer = aiortc.RTCPeerConnection(aiortc.RTCConfiguration(iceServers=[]))
+        self._playout = Playout()
+        self._jitter = JitterBuffer()
         self._source: int | None = None
-        self._channel: RTCDataChannel | None = None
+        self._fragments = 0
+        self._channel: aiortc.RTCDataChannel | None = None
         self._to_channel: deque[str] = deque()
-        self._to_session: asyncio.Queue[str] = asyncio.Queue(MESSAGES_MAX)
+        self._to_session: asyncio.Queue[str] = asyncio.Queue()
+        self._waiting_bytes = {"channel": 0, "session": 0}
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._is_answering = False
-        self._response = ""
         self._playing = ""
+        self._cuts: list[tuple[str, int]] = []
+        self._silenced = ""
 
-    async def begin_live(self) -> None:
-        """Begin the session of `live`; `OfferError`: it was refused."""
-        settings = dict(self._settings or {})
-        audio = settings.get("audio")
-        sound = {**(audio if isinstance(audio, dict) else {}), "format": LIVE_FORMAT}
-        await self._send({"type": "session.start", "session": {**settings, "audio": sound}})
-        self._settings = None
-        async with asyncio.timeout(START_S):
-            async for frame in self._session:
-                body = orjson.loads(frame)
-                if body["type"] == "error":
-                    raise OfferError(f"session: {body['error']['message']}")
-                self._show(body)
-                if body["type"] == "session.started":
-                    self.id = str(body["session"]["id"])
-                    return
-        raise OfferError("session: it ended before it began")
+    # -- its beginning --------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Give the session its settings, and formats; `SessionRefusedError`."""
+        audio = self._settings.get("audio")
+        audio = dict(audio) if isinstance(audio, dict) else {}
+        if self._is_live:
+            session = {**self._settings, "audio": {**audio, "format": FORMAT}}
+            await self._send({"type": "session.start", "session": session})
+        else:
+            for side in ("input", "output"):
+                given = audio.get(side)
+                audio[side] = {**(given if isinstance(given, dict) else {}), "format": FORMAT}
+            session = {"type": "realtime", **self._settings, "audio": audio}
+            await self._send({"type": "session.update", "session": session})
+        try:
+            async with asyncio.timeout(START_S if self._is_live else FIRST_S):
+                while not self._has_begun(orjson.loads(await self._session.recv())):
+                    pass
+        except TimeoutError:
+            if self._is_live:
+                text = "all slots are taken, try again later"
+                raise SessionRefusedError("worker_busy", text) from None
+        except ConnectionClosed as closed:
+            text = closed.rcvd.reason if closed.rcvd is not None else ""
+            raise SessionRefusedError("service_unavailable", text or "it was closed") from None
+
+    def _has_begun(self, body: Mapping[str, Any]) -> bool:
+        """Take a message of the session, which may be its first; `SessionRefusedError`."""
+        if body["type"] == "error":
+            error = body["error"]
+            raise SessionRefusedError(str(error.get("code")), str(error.get("message")))
+        self._show(body)
+        if body["type"] == "session.started":
+            self.id = str(body["session"]["id"])
+        return body["type"] in ("session.started", "session.created")
 
     async def answer(self) -> str:
         """Answer the offer (SDP); `OfferError`."""
         peer = self._peer
         peer.on("datachannel", self._open_channel)
         peer.on("connectionstatechange", self._note_state)
+        CALL.set(self._arrivals)  # its sockets are made in this context
         try:
-            await peer.setRemoteDescription(RTCSessionDescription(self._offer.sdp, "offer"))
+            description = aiortc.RTCSessionDescription(self._offer.sdp, "offer")
+            await peer.setRemoteDescription(description)
             (transceiver,) = peer.getTransceivers()
-            peer.addTrack(self._voice)
+            peer.addTrack(self._playout)
             # The receiver's own buffer drops five packets for each that is lost.
             transceiver.receiver._handle_rtp_packet = self._take_packet
+            # A small packet could ask for thousands of others, and late sound is useless.
+            transceiver.sender._retransmit = _never
+            if peer.sctp is not None:
+                self._take_chunk = peer.sctp._receive_data_chunk
+                peer.sctp._receive_data_chunk = self._take_bounded
             await peer.setLocalDescription(await peer.createAnswer())
         except Exception as error:
-            await peer.close()
             _LOG.info("an offer was not understood: %r", error)
             raise OfferError("the offer cannot be answered") from None
         return str(peer.localDescription.sdp)
 
     async def run(self) -> str:
         """Carry the call until one side leaves; returns why it ended."""
-        if self._settings is not None:
-            await self._send({"type": "session.update", "session": self._settings})
+        why = "it broke"
         try:
             async with asyncio.TaskGroup() as tasks:
-                for part in (self._watch, self._send_sound, self._pass_on, self._speak, self._play):
+                for part in (self._watch, self._send_sound, self._pass_on, self._speak):
                     tasks.create_task(part())
+                if not self._is_live:
+                    tasks.create_task(self._follow_playout())
         except* (CallLost, ConnectionClosed) as over:
             why = str(over.exceptions[0])
         finally:
-            with suppress(ConnectionClosed):
-                await self._note_losses()
-            await self._session.close()
-            await self._peer.close()
+            with suppress(ConnectionClosed, TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._note_losses()
+            await self.aclose()
         return why
+
+    async def aclose(self) -> None:
+        """Close both sides, whatever one of them does."""
+        for side in (self._session, self._peer):
+            try:
+                async with asyncio.timeout(CLOSE_S):
+                    await side.close()
+            except Exception as error:
+                _LOG.warning("call %s was not closed well: %r", self.id, error)
 
     # -- from the browser -----------------------------------------------------------------------
 
@@ -161,41 +213,49 @@ class Call:
         if packet.payload_type in self._offer.payload_types and packet.payload:
             self._source = self._source or packet.ssrc
             if packet.ssrc == self._source:
-                self._packet_s = time.monotonic()
-                self._intake.add(packet.timestamp, packet.payload, self._packet_s)
+                self._jitter.add(packet.timestamp, packet.payload, time.monotonic())
 
     async def _send_sound(self) -> None:
         """Send the session the sound of the browser."""
+        kind = LIVE_APPEND if self._is_live else "input_audio_buffer.append"
         while True:
             await asyncio.sleep(PIECE_S)
-            if pcm16 := self._intake.take(time.monotonic()):
-                audio = pybase64.b64encode_as_string(pcm16)
-                kind = LIVE_APPEND if self._is_live else "input_audio_buffer.append"
-                await self._send({"type": kind, "audio": audio})
+            if pcm16 := self._jitter.take(time.monotonic()):
+                await self._send({"type": kind, "audio": pybase64.b64encode_as_string(pcm16)})
 
-    def _open_channel(self, channel: RTCDataChannel) -> None:
+    async def _take_bounded(self, chunk: Any) -> None:
+        """Take a fragment of a message, as the library's transport does."""
+        self._fragments = 0 if chunk.flags & _LAST else self._fragments + 1
+        if self._fragments > FRAGMENTS_MAX:
+            self._lose("a message has too many fragments")
+        if not self._lost.done():
+            await self._take_chunk(chunk)
+
+    def _open_channel(self, channel: aiortc.RTCDataChannel) -> None:
         if self._channel is None:
             self._channel = channel
             channel.on("message", self._take_message)
             self._flush(channel)
 
     def _take_message(self, message: str | bytes) -> None:
-        if len(message) > MESSAGE_BYTES_MAX or self._to_session.full():
+        text = message if isinstance(message, str) else message.decode("utf-8", "replace")
+        self._waiting_bytes["session"] += len(text)
+        if len(text) > MESSAGE_BYTES_MAX or self._waiting_bytes["session"] > TO_SESSION_BYTES_MAX:
             self._lose("its messages are too long or too many")
         else:
-            text = message if isinstance(message, str) else message.decode("utf-8", "replace")
             self._to_session.put_nowait(text)
 
     async def _pass_on(self) -> None:
         """Send the session the messages of the browser."""
         while True:
             text = await self._to_session.get()
+            self._waiting_bytes["session"] -= len(text)
             try:
                 body = orjson.loads(text)
             except orjson.JSONDecodeError:
                 body = None
             match body:
-                case {"type": "output_audio_buffer.clear"}:
+                case {"type": "output_audio_buffer.clear"} if not self._is_live:
                     await self._cut()
                 case {"type": "session.update", "session": {"audio": dict(audio)}}:
                     for side in audio.values():
@@ -211,65 +271,91 @@ class Call:
         """Pass on what the session sends."""
         async for frame in self._session:
             body = orjson.loads(frame)
-            kind = body.get("type")
-            if kind in ("response.output_audio.delta", LIVE_DELTA):
-                self._response = body.get("response_id", "")
-                self._voice.play(body.get("item_id", ""), pybase64.b64decode(body["delta"]))
-                if self._voice.waiting_s > VOICE_S_MAX:
-                    raise CallLost("an answer came too fast")
-                continue
+            match body["type"]:
+                case "response.output_audio.delta" | "session.output_audio.delta":
+                    self._play(body)
+                    continue
+                case "response.created":
+                    self._is_answering = True
+                case "response.done":
+                    self._is_answering = False
             self._show(body)
-            if kind == "response.created":
-                self._is_answering = True
-            elif kind == "response.done":
-                self._is_answering = False
-                if body["response"]["status"] == "cancelled":
-                    await self._cut()
-            elif kind == "input_audio_buffer.speech_started" and not self._is_answering:
+            is_cancelled = body["type"] == "response.done" and (
+                body["response"]["status"] == "cancelled"
+            )
+            spoke = body["type"] == "input_audio_buffer.speech_started" and not self._is_answering
+            if is_cancelled or spoke:
                 await self._cut()
+            elif body["type"] == "response.done":
+                await self._send_cuts()
         raise CallLost("the session is over")
 
+    def _play(self, body: Mapping[str, Any]) -> None:
+        item, pcm16 = body.get("item_id", ""), pybase64.b64decode(body["delta"])
+        waiting_s = self._playout.waiting_s
+        if self._is_live and waiting_s > LIVE_WAIT_S_MAX and not any(pcm16):
+            return
+        if not item or item != self._silenced:
+            self._playout.play(item, body.get("response_id", ""), pcm16)
+        if waiting_s > VOICE_S_MAX:
+            raise CallLost("an answer came too fast")
+
     async def _cut(self) -> None:
-        """Play nothing more, and have the session forget what was not played."""
-        for item, played_ms in self._voice.cut():
+        """Play nothing more; the session forgets the rest when its response is done."""
+        playing, self._playing = self._playing, ""
+        if cut := self._playout.cut():
+            self._cuts += cut
+            self._silenced = cut[-1][0]
+        if playing:
+            self._send_buffer_event("cleared", playing)
+        if not self._is_answering:
+            await self._send_cuts()
+
+    async def _send_cuts(self) -> None:
+        cuts, self._cuts = self._cuts, []
+        for item, played_ms in cuts:
             cut = {"item_id": item, "content_index": 0, "audio_end_ms": played_ms}
             await self._send({"type": "conversation.item.truncate", **cut})
-        if self._playing:
-            self._send_buffer_event("cleared")
 
-    async def _play(self) -> None:
-        """Tell the browser when a response begins to be played, and when it was."""
+    async def _follow_playout(self) -> None:
+        """Tell the browser when the sound of a response begins, and when it is over."""
         while True:
             await asyncio.sleep(PIECE_S)
-            if self._is_live:
+            response = self._playout.response
+            if response == self._playing or (not response and self._is_answering):
                 continue
-            if self._voice.is_playing and not self._playing:
-                self._playing = self._response
-                self._send_buffer_event("started", ends=False)
-            elif self._playing and not (self._voice.is_playing or self._is_answering):
-                self._send_buffer_event("stopped")
+            ended, self._playing = self._playing, response
+            if ended:
+                self._send_buffer_event("stopped", ended)
+            if response:
+                self._send_buffer_event("started", response)
 
-    def _send_buffer_event(self, what: str, *, ends: bool = True) -> None:
+    def _send_buffer_event(self, what: str, response: str) -> None:
         event = f"event_{secrets.token_hex(8)}"
         kind = f"output_audio_buffer.{what}"
-        self._show({"type": kind, "event_id": event, "response_id": self._playing})
-        if ends:
-            self._playing = ""
+        self._show({"type": kind, "event_id": event, "response_id": response})
 
     def _show(self, body: Mapping[str, Any]) -> None:
         """Send a message on the data channel, once it is open."""
         if not self._offer.has_data:
             return
-        self._to_channel.append(orjson.dumps(body).decode())
+        text = orjson.dumps(body).decode()
+        self._to_channel.append(text)
+        self._waiting_bytes["channel"] += len(text)
         if self._channel is not None:
             self._flush(self._channel)
-        if len(self._to_channel) > MESSAGES_MAX:
+        if self._waiting_bytes["channel"] > TO_CHANNEL_BYTES_MAX:
             self._lose("it did not open its data channel")
 
-    def _flush(self, channel: RTCDataChannel) -> None:
+    def _flush(self, channel: aiortc.RTCDataChannel) -> None:
         while self._to_channel and channel.readyState == "open":
-            channel.send(self._to_channel.popleft())
-        if channel.bufferedAmount > CHANNEL_BYTES_MAX:
+            text = self._to_channel.popleft()
+            self._waiting_bytes["channel"] -= len(text)
+            try:
+                channel.send(text)
+            except ValueError:
+                self._lose("a message is longer than it takes")
+        if channel.bufferedAmount > TO_CHANNEL_BYTES_MAX:
             self._lose("it does not read its data channel")
 
     # -- its end --------------------------------------------------------------------------------
@@ -280,10 +366,11 @@ class Call:
         while not self._lost.done():
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self._lost), 1)
-            now_s, state = time.monotonic(), self._peer.connectionState
-            if state != "connected" and not self._packet_s and now_s - began_s > CONNECT_S:
-                self._lose("it did not connect")
-            if self._packet_s and now_s - self._packet_s > SILENT_S:
+            now_s = time.monotonic()
+            if self._peer.connectionState != "connected":
+                if now_s - began_s > CONNECT_S:
+                    self._lose("it did not connect")
+            elif now_s - self._arrivals.last_s > SILENT_S:
                 self._lose("it fell silent")
         raise CallLost(self._lost.result())
 
@@ -297,12 +384,16 @@ class Call:
 
     async def _note_losses(self) -> None:
         if self._is_live:  # no message of its protocol has a place for them
-            _LOG.info("call %s: %s", self.id, self._intake.losses)
+            _LOG.info("call %s: %s", self.id, self._jitter.losses)
             return
-        losses = {name: str(count) for name, count in attrs.asdict(self._intake.losses).items()}
+        losses = {name: str(count) for name, count in attrs.asdict(self._jitter.losses).items()}
         tracing = {"workflow_name": "webrtc", "group_id": self.id, "metadata": losses}
         session = {"type": "realtime", "tracing": tracing}
         await self._send({"type": "session.update", "session": session})
 
     async def _send(self, body: Mapping[str, Any]) -> None:
         await self._session.send(orjson.dumps(body).decode())
+
+
+async def _never(_sequence_number: int) -> None:
+    """Send nothing again."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 from functools import partial
-from ipaddress import ip_address
+from ipaddress import IPv4Address
 from urllib.parse import urlsplit
 
 import click
@@ -14,7 +14,8 @@ import click
 from ..client.terminal import url_option
 from ..link.address import UnixAddress, WorkerAddress, read_address
 from ..telemetry.logs import announce, configure
-from .door import LINE_BYTES_MAX, Door, PortRangeLoop
+from .arrivals import CallLoop
+from .door import LINE_BYTES_MAX, Door
 
 
 @click.command("door")
@@ -39,7 +40,8 @@ from .door import LINE_BYTES_MAX, Door, PortRangeLoop
     default=(40_000, 40_999),
     show_default=True,
     metavar="FIRST LAST",
-    help="UDP ports for calls, which a firewall must let pass; a call takes one or two.",
+    help="UDP ports for calls, which a firewall must let pass; a call takes one for "
+    "each address of this machine.",
 )
 @click.option(
     "--calls-max",
@@ -74,9 +76,9 @@ def door_command(
         text = f"{at} can be reached from other machines: name one of this machine"
         raise click.UsageError(text)
     try:
-        ip_address(address or "0.0.0.0")
+        IPv4Address(address or "0.0.0.0")
     except ValueError as error:
-        raise click.UsageError(f"--address {address}: give an IP address") from error
+        raise click.UsageError(f"--address {address}: give an IPv4 address") from error
     first, last = ports
     if first > last:
         raise click.UsageError(f"--ports {first} {last}: the first is above the last")
@@ -84,7 +86,7 @@ def door_command(
     logging.getLogger("aioice").setLevel(logging.WARNING)
     server = urlsplit(url)
     door = Door(f"{server.scheme}://{server.netloc}", address=address, calls_max=calls_max)
-    make_loop = partial(PortRangeLoop, range(first, last + 1))
+    make_loop = partial(CallLoop, range(first, last + 1))
     try:
         with asyncio.Runner(loop_factory=make_loop) as runner:
             runner.run(_serve(door, at))

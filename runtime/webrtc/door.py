@@ -25,40 +25,15 @@ import orjson
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus, WebSocketException
 
-from .call import Call
+from .call import BUSY, Call, SessionRefusedError
 from .offer import OFFER_BYTES_MAX, OfferError, read_offer
 
 LINE_BYTES_MAX: Final = 8 * OFFER_BYTES_MAX
 LINE_WAIT_S: Final = 10.0
+BEGIN_S: Final = 16.0
+"""For all of a call's beginning: the gateway waits a little longer."""
 FRAME_BYTES_MAX: Final = 16 << 20
 _LOG: Final = logging.getLogger("antiphon.door")
-
-
-class PortRangeLoop(asyncio.SelectorEventLoop):
-    """An event loop whose sockets of UDP take free ports of a range: a firewall lets them pass."""
-
-    def __init__(self, ports: range) -> None:
-        super().__init__()
-        self._ports = ports
-        self._after = 0
-
-    async def create_datagram_endpoint(self, factory: Any, **asked: Any) -> Any:  # type: ignore[override]
-        """As `asyncio`, where the port is 0."""
-        host, port = asked.get("local_addr") or ("", -1)
-        if port != 0:
-            return await super().create_datagram_endpoint(factory, **asked)
-        for step in range(len(self._ports)):
-            at = (self._after + step) % len(self._ports)
-            address = (host, self._ports[at])
-            try:
-                made = await super().create_datagram_endpoint(
-                    factory, **asked | {"local_addr": address}
-                )
-            except OSError:
-                continue
-            self._after = at + 1
-            return made
-        raise OSError(f"no port from {self._ports[0]} to {self._ports[-1]} is free")
 
 
 def own_address() -> str:
@@ -91,9 +66,14 @@ class Door:
         """Answer one offer; for `asyncio.start_server` with a limit of `LINE_BYTES_MAX`."""
         try:
             line = await asyncio.wait_for(reader.readline(), LINE_WAIT_S)
-            answer = await self._answer(orjson.loads(line))
-        except (TimeoutError, ValueError, KeyError, TypeError, ConnectionError):
+            async with asyncio.timeout(BEGIN_S):
+                answer = await self._answer(orjson.loads(line))
+        except (ValueError, KeyError, TypeError):
             answer = _refusal(HTTPStatus.BAD_REQUEST, "invalid_offer", "no offer came")
+        except (TimeoutError, OSError, WebSocketException) as error:
+            _LOG.warning("a call could not begin: %r", error)
+            text = "the call could not begin, try again later"
+            answer = _refusal(HTTPStatus.SERVICE_UNAVAILABLE, "service_unavailable", text)
         writer.write(orjson.dumps(answer) + b"\n")
         try:
             await writer.drain()
@@ -132,10 +112,12 @@ class Door:
             return _refusal(HTTPStatus.BAD_REQUEST, "invalid_offer", str(error))
         try:
             session = await connect(
-                f"{self._gateway}{asked['target']}",
+                f"{self._gateway}/{asked['target'].removeprefix('/')}",
                 additional_headers=dict(asked["headers"]),
                 max_size=FRAME_BYTES_MAX,
                 max_queue=64,
+                proxy=None,
+                compression=None,
             )
         except InvalidStatus as refused:
             status = HTTPStatus(refused.response.status_code)
@@ -144,19 +126,21 @@ class Door:
             _LOG.warning("the gateway %s cannot be reached: %s", self._gateway, error)
             text = "the door cannot reach its gateway"
             return _refusal(HTTPStatus.BAD_GATEWAY, "service_unavailable", text)
-        is_live = bool(asked.get("is_live"))
-        call = Call(offer, session, asked.get("session"), is_live=is_live)
+        call = Call(offer, session, asked["session"], is_live=bool(asked["is_live"]))
         try:
-            if is_live:
-                await call.begin_live()
+            await call.begin()
             sdp = await call.answer()
         except OfferError as error:
-            await session.close()
+            await call.aclose()
             return _refusal(HTTPStatus.BAD_REQUEST, "invalid_offer", str(error))
-        except TimeoutError:
-            await session.close()
-            text = "all slots are taken, try again later"
-            return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, "worker_busy", text)
+        except SessionRefusedError as error:
+            await call.aclose()
+            is_busy = error.code in BUSY
+            status = HTTPStatus.SERVICE_UNAVAILABLE if is_busy else HTTPStatus.BAD_REQUEST
+            return _refusal(status, error.code, str(error))
+        except BaseException:
+            await call.aclose()
+            raise
         task = asyncio.create_task(self._carry(call, place.pop_all()))
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)

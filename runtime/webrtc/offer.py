@@ -8,6 +8,7 @@ client is known by the address of its own checks (RFC 8445, peer reflexive).
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -19,6 +20,7 @@ LINE_CHARS_MAX: Final = 1_000
 _OPUS: Final = re.compile(r"a=rtpmap:(\d{1,3}) opus/48000/2", re.IGNORECASE)
 _OF_TYPE: Final = re.compile(r"a=(?:rtpmap|fmtp|rtcp-fb):(\d+) ")
 _LEFT_OUT: Final = ("a=candidate:", "a=end-of-candidates", "a=remote-candidates:")
+_DIRECTIONS: Final = {"a=sendrecv", "a=sendonly", "a=recvonly", "a=inactive"}
 _DISCARD: Final = 9
 """A port without a listener."""
 
@@ -35,13 +37,11 @@ class Offer:
         sdp: without candidates.
         payload_types: of Opus.
         has_data: whether there is a section of data.
-        has_microphone: whether the client sends sound.
     """
 
     sdp: str
     payload_types: frozenset[int]
     has_data: bool
-    has_microphone: bool
 
 
 def read_offer(data: bytes, placeholder: str) -> Offer:
@@ -67,22 +67,33 @@ def read_offer(data: bytes, placeholder: str) -> Offer:
     kinds = [line[2:].partition(" ")[0] for line in media]
     if kinds.count("audio") != 1 or kinds.count("application") > 1 or len(kinds) > 2:
         raise OfferError("the offer needs one section of audio, and may have one of data")
+    _check(kept, len(kinds))
     at = next(n for n, line in enumerate(kept) if line.startswith("m=audio"))
     end = next((n for n in range(at + 1, len(kept)) if kept[n].startswith("m=")), len(kept))
     sound = kept[at:end]
     types = frozenset(int(found[1]) for found in map(_OPUS.fullmatch, sound) if found)
     if not types:
         raise OfferError("the offer's audio has no opus/48000/2")
+    if not _DIRECTIONS & set(sound):
+        sound.append("a=sendrecv")  # which is meant where none is named (RFC 8866)
     kept[at:end] = [line for line in map(partial(_only, types), sound) if line]
     shown = f"a=candidate:1 1 udp 1 {placeholder} {_DISCARD} typ host"
     session, *sections = "\r\n".join(kept).split("\r\nm=")
     sdp = "\r\nm=".join([session, *(f"{it}\r\n{shown}" for it in sections)])
-    return Offer(
-        sdp=sdp + "\r\n",
-        payload_types=types,
-        has_data="application" in kinds,
-        has_microphone=not {"a=recvonly", "a=inactive"} & set(sound),
-    )
+    return Offer(sdp + "\r\n", types, has_data="application" in kinds)
+
+
+def _check(lines: Sequence[str], sections: int) -> None:
+    """Refuse what the library would fail on later; `OfferError`."""
+    mids = [line[6:] for line in lines if line.startswith("a=mid:")]
+    groups = [line.split(" ")[1:] for line in lines if line.startswith("a=group:BUNDLE")]
+    if len(mids) != sections or len({*mids}) != sections or (groups and groups != [mids]):
+        raise OfferError("each section of the offer needs a mid of its own, and BUNDLE names all")
+    if sections > 1 and not groups:
+        raise OfferError("the sections of the offer need to be one BUNDLE")
+    for name in ("a=fingerprint:", "a=ice-ufrag:", "a=ice-pwd:"):
+        if not any(line.startswith(name) for line in lines):
+            raise OfferError(f"the offer has no {name[2:-1]}")
 
 
 def _only(types: frozenset[int], line: str) -> str:

@@ -29,8 +29,11 @@ HOLD_S: Final = 0.05
 """For packets that overtook each other, or were sent in bursts."""
 DRIFT_S: Final = 5.0
 """After this the earliest packet of the time counts: clocks differ by some 100 ppm."""
+DRIFT: Final = 1e-3
+AHEAD_S: Final = 1.0
+"""A packet that is more ahead of its time begins another stream; so much may be made at once."""
 JUMP_S: Final = 10.0
-"""A longer step of the RTP time is another stream."""
+"""So is one that is so much behind."""
 HELD_MAX: Final = 200
 FRAME_BYTES: Final = RATE_HZ // 50 * SAMPLE16_BYTES
 """20 ms."""
@@ -54,7 +57,7 @@ class Losses:
     filled_ms: int = 0
 
 
-class Intake:
+class JitterBuffer:
     """The packets of one client's stream, as samples: int16 LE mono at `RATE_HZ`."""
 
     def __init__(self) -> None:
@@ -66,14 +69,17 @@ class Intake:
         self._last = 0
         self._offset_s = self._window_s = 0.0
         self._window_ends_s = 0.0
+        self._began_s = self._made_s = 0.0
 
     def add(self, timestamp: int, payload: bytes, now_s: float) -> None:
         """Take a packet of a 32-bit RTP time, which came now."""
         self.losses.packets += 1
         half, whole = 1 << 31, 1 << 32
         step = (timestamp - self._last + half) % whole - half
-        at, offset_s = self._last + step, now_s - (self._last + step) / CLOCK_HZ
-        if self._next is None or abs(step) > JUMP_S * CLOCK_HZ:
+        at = self._last + step
+        offset_s = now_s - at / CLOCK_HZ
+        is_ahead = self._next is not None and self._offset_s - offset_s > AHEAD_S
+        if self._next is None or is_ahead or step < -JUMP_S * CLOCK_HZ:
             at = timestamp
             self._held.clear()
             self._next = at
@@ -86,24 +92,30 @@ class Intake:
             self._window_s = min(self._window_s, offset_s)
             self._offset_s = min(self._offset_s, offset_s)
         self._last = at
+        self._began_s = self._began_s or now_s
         if at < self._next or at in self._held or len(self._held) >= HELD_MAX:
             self.losses.late += 1
         else:
             self._held[at] = payload
 
     def take(self, now_s: float) -> bytes:
-        """Take the samples whose time has come."""
+        """Take the samples whose time has come: no more than time has passed, and `AHEAD_S`."""
         if self._next is None:
             return b""
         due = int((now_s - self._offset_s - HOLD_S) * CLOCK_HZ)
+        left = (now_s - self._began_s) * (1 + DRIFT) + AHEAD_S - self._made_s
         made = bytearray()
-        while self._next < due:
+        while self._next < due and len(made) < left * RATE_HZ * SAMPLE16_BYTES:
             payload = self._held.pop(self._next, None)
             if payload is None:
                 follows = min((at for at in self._held if at > self._next), default=due)
                 made += self._silence(min(follows, due) - self._next)
             else:
                 made += self._decode(payload)
+        for at in [at for at in self._held if at < self._next]:
+            del self._held[at]
+            self.losses.late += 1
+        self._made_s += len(made) / (RATE_HZ * SAMPLE16_BYTES)
         return bytes(made)
 
     def _silence(self, length: int) -> bytes:
@@ -117,7 +129,7 @@ class Intake:
         assert self._next is not None
         try:
             frames = self._decoder.decode(Packet(payload))
-        except FFmpegError:  # not Opus: its client hears of nothing
+        except FFmpegError:  # not Opus: its client gets no error
             return self._silence(CLOCK_HZ // 50)
         length = sum(frame.samples * CLOCK_HZ // frame.sample_rate for frame in frames)
         if not length:
@@ -130,12 +142,13 @@ class Intake:
 @attrs.define
 class _Spoken:
     item: str
+    response: str
     pcm16: bytearray = attrs.Factory(bytearray)
     played: int = 0
 
 
-class Voice(MediaStreamTrack):  # type: ignore[misc]
-    """The model's sound, played in real time; silence where there is none."""
+class Playout(MediaStreamTrack):  # type: ignore[misc]
+    """The track of the model's sound, played in real time; silence where there is none."""
 
     kind = "audio"
 
@@ -146,19 +159,19 @@ class Voice(MediaStreamTrack):  # type: ignore[misc]
         self._frames = 0
 
     @property
-    def is_playing(self) -> bool:
-        """Whether anything waits to be played."""
-        return any(it.pcm16 for it in self._spoken)
+    def response(self) -> str:
+        """The response that is played; empty if nothing waits."""
+        return next((it.response for it in self._spoken if it.pcm16), "")
 
     @property
     def waiting_s(self) -> float:
         """How much waits to be played."""
         return sum(len(it.pcm16) for it in self._spoken) / (RATE_HZ * SAMPLE16_BYTES)
 
-    def play(self, item: str, pcm16: bytes) -> None:
+    def play(self, item: str, response: str, pcm16: bytes) -> None:
         """Play the next sound of an item, after all that waits."""
         if not self._spoken or self._spoken[-1].item != item:
-            self._spoken.append(_Spoken(item))
+            self._spoken.append(_Spoken(item, response))
         self._spoken[-1].pcm16 += pcm16
 
     def cut(self) -> list[tuple[str, int]]:

@@ -7,17 +7,20 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from socket import create_connection, socket
-from typing import Final
+from typing import Any, Final
 
 import anyio
 import pytest
 
 import antiphon
+from protocol.values.errors import ErrorCode
 from tests.live.servers import live_server
 
-pytest.importorskip("mcp", reason="the extra mcp is not installed")
+mcp = pytest.importorskip("mcp", reason="the extra mcp is not installed")
+lowlevel = pytest.importorskip("mcp.server.lowlevel")
 
 WAIT_S: Final = 30
 SECOND: Final = bytes(4 * 16_000)
@@ -110,3 +113,61 @@ def test_an_address_without_an_mcp_server_is_an_error() -> None:
 
     with pytest.raises(antiphon.CannotConnectError, match="no MCP server answers"):
         anyio.run(connect)
+
+
+def _connect_to(
+    pages: list[Any], monkeypatch: pytest.MonkeyPatch, block: Exception | None = None
+) -> None:
+    """Connect to a server in this process, whose last page comes for ever; enter the block."""
+    given = iter(pages)
+
+    async def list_tools(_context: Any, _asked: Any) -> Any:
+        page = next(given, pages[-1])
+        if isinstance(page, Exception):
+            raise page
+        names, cursor = page
+        tools = [{"name": name, "inputSchema": {"type": "object"}} for name in names]
+        return mcp.types.ListToolsResult.model_validate({"tools": tools, "nextCursor": cursor})
+
+    server = lowlevel.Server("pages", on_list_tools=list_tools)
+    opened = partial(mcp.Client, server)
+    monkeypatch.setattr("runtime.client.mcp.Client", lambda _url, **given: opened(**given))
+
+    async def connect() -> None:
+        async with antiphon.tools_from_mcp("http://mcp.example/mcp"):
+            if block is not None:
+                raise block
+
+    anyio.run(connect)
+
+
+@pytest.mark.parametrize(
+    ("pages", "text"),
+    [
+        ([(["a.b", "a_b"], None)], "two tools with the name a_b"),
+        ([([f"t{number}" for number in range(65)], None)], "more than 64 tools"),
+        ([([], "more")], "more than 64 tools, or pages"),
+    ],
+)
+def test_tools_that_a_session_cannot_have_are_one_error(
+    pages: list[Any], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program would find it two groups down, or read empty pages for ever."""
+    with pytest.raises(antiphon.LocalProtocolError, match=text):
+        _connect_to(pages, monkeypatch)
+
+
+def test_the_error_of_a_server_that_lists_no_tools_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who reads that nothing answers would look for the fault in the network."""
+    failure = mcp.MCPError(-32603, "no catalogue")
+    with pytest.raises(antiphon.CannotConnectError, match="answered with an error: no catalogue"):
+        _connect_to([failure], monkeypatch)
+
+
+def test_an_error_of_the_block_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`except antiphon.SessionRefusedError` around the guide's example would never match."""
+    report = antiphon.ErrorReport(code=ErrorCode.QUEUE_FULL, message="no place")
+    with pytest.raises(antiphon.SessionRefusedError, match="no place"):
+        _connect_to([([], None)], monkeypatch, antiphon.SessionRefusedError(report))

@@ -222,7 +222,8 @@ class Backend(Protocol):
 
         Raises:
             ContextFull: the prompt does not fit.
-            BackendRefused: this opening can never be served.
+            BackendRefused: this opening can never be served; the text tells the client why, and
+                begins with `tools` if it would be without them.
             BackendError: it failed; the slot is left empty.
         """
         ...

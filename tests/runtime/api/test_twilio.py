@@ -170,7 +170,7 @@ async def test_any_message_is_written_or_passed_on(messages: list[Any]) -> None:
     socket = Socket()
     call = TranslatedWebSocket(socket, Call())
     await call.send(delta("item_1", 160))
-    await heard(call, socket, *messages)
+    await heard(call, socket, *map(json.dumps, messages))
 
 
 def test_a_signature_is_of_the_address_and_the_form() -> None:

@@ -50,7 +50,7 @@ ROWS: Final = """
 2 | door --gateway 127.0.0.1:8006 | No such option '--gateway'
 2 | door --listen 8007 | '8007' is not an address: unix:PATH or tcp:HOST:PORT
 2 | door --listen tcp:0.0.0.0:8007 | tcp:0.0.0.0:8007 can be reached from other machines: name one
-2 | door --address voice.example | --address voice.example: give an IP address
+2 | door --address voice.example | --address voice.example: give an IPv4 address
 2 | door --ports 50000 40000 | --ports 50000 40000: the first is above the last
 2 | door --ports 80 90 | Invalid value for '--ports': 80 is not in the range 1024<=x<=65535.
 2 | door --ports 40000 | Option '--ports' requires 2 arguments.

@@ -8,11 +8,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from runtime.model.backends.base import ContextFull
+from protocol.values import effects as ef
+from protocol.values import events as ev
+from runtime.link.calls import HeldModel, failure_of
+from runtime.model.backends.base import BackendError, ContextFull
 from runtime.model.backends.minicpmo import attention, machine
 from runtime.model.backends.minicpmo.attention import KvSlots, Row, SlotCache
 from runtime.model.backends.minicpmo.batched import ON_CPU, Means
@@ -21,6 +26,8 @@ from runtime.model.backends.minicpmo.config import CONTEXT_LIMIT, load_config
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.work import Feed
+from runtime.model.engine.backend import EngineBackend
+from runtime.session.model_calls import try_to_open
 from tests.models.blocking import BlockingSession, alone, open_session
 from tests.models.flash import flash_on_cpu
 from tests.models.random_model import facts, opening, unit, write_checkpoint
@@ -119,6 +126,33 @@ def test_slots_that_share_hold_what_slots_of_their_own_hold(seed: int) -> None:
     assert not shared.values.any()
 
 
+class AllocatesNothing(TorchDispatchMode):
+    """Fails where an operator returns anything but a view of what it was given."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        given = {it.untyped_storage().data_ptr() for it in args if isinstance(it, Tensor)}
+        for each in made if isinstance(made, tuple | list) else (made,):
+            if each.untyped_storage().data_ptr() not in given:
+                raise torch.OutOfMemoryError(f"{func}")
+        return made
+
+
+def test_a_move_needs_no_memory() -> None:
+    """Where there is none in the middle of it, another session would be half moved (B8)."""
+    store = made(3, 64, 96)
+    for slot, count in enumerate((16, 32, 16)):
+        feed(store, slot, 0, count, seed=slot + 1)
+    before = [(store.place(slot), store.take(slot, 0, 16)) for slot in range(3)]
+    with AllocatesNothing():
+        assert store.reserve(0, 48)
+    assert [store.place(slot) == place for slot, (place, _) in enumerate(before)].count(False) > 1
+    for slot, (_, kept) in enumerate(before):
+        now = store.take(slot, 0, 16)
+        assert torch.equal(now.keys, kept.keys)
+        assert torch.equal(now.values, kept.values)
+
+
 def test_one_slot_may_have_it_all() -> None:
     """A long session by itself would end early."""
     store = made(3, 64, 64)
@@ -185,7 +219,7 @@ def run(model: DuplexModel, plans: Sequence[tuple[int, str]]) -> tuple[list[Any]
         try:
             what = opening(number, sliding_window=window)
             running[number] = open_session(model, what)
-        except ContextFull as full:
+        except BackendError as full:
             ends[number] = f"opening: {full}"
     for index in range(max(units for units, _ in plans)):
         for number, session in list(running.items()):
@@ -241,21 +275,41 @@ def test_where_memory_ends_a_session_ends_and_the_others_go_on(folder: Path) -> 
 
 
 def test_a_new_session_leaves_room_to_those_that_run(folder: Path) -> None:
-    """Each newcomer would end one that has talked for minutes."""
+    """Each newcomer would end one that has talked for minutes.
+
+    It is not its client's mistake, as a prompt that is too long would be.
+    """
     model = DuplexModel.load(folder, slots=SLOTS, context_percent=25)
     store = model.machine.llm
     assert store.positions == 512
     store.reserve(0, 512 - 2 * SMALL_PAGE)
-    with pytest.raises(ContextFull, match="no memory for"):
+    with pytest.raises(BackendError, match="no memory for another session") as failed:
         BlockingSession(model, opening(1), 1)
+    assert not failed.value.context_full
     chat = model.chat(slot=1)
     chat.measure(ask(max_new_tokens=400, speech=None))
-    with pytest.raises(ContextFull, match="no memory for"):
+    with pytest.raises(BackendError, match="no memory for another session") as failed:
         alone(chat.prefill(), model.compute)
+    assert not failed.value.context_full
     store.wipe(0)
     session = open_session(model, opening(1))
     session.run_unit(unit(0))
     session.release()
+
+
+@pytest.mark.anyio
+async def test_an_opening_that_finds_no_memory_may_be_tried_again(folder: Path) -> None:
+    """Its client would read that its prompt does not fit, and shorten it for nothing."""
+    model = DuplexModel.load(folder, slots=SLOTS, context_percent=25)
+    backend, store = EngineBackend(model), model.machine.llm
+    store.reserve(0, 512 - 2 * SMALL_PAGE)
+    held = HeldModel(backend=backend, slot=1, now_ns=lambda: 0)
+    asked = ef.OpenBackend(lease=1, opening=opening(1))
+    with pytest.raises(BackendError, match="no memory for another session") as failed:
+        await try_to_open(held, asked, anyio.Event())
+    assert failure_of(asked, failed.value, 0) == ev.BackendOpenFailed(at_ns=0, lease=1)
+    store.wipe(0)
+    await (await try_to_open(held, asked, anyio.Event())).release()
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F  # noqa: N812
 
 from runtime.commands.quantize import quantize_command
+from runtime.model.backends.minicpmo import checkpoint
 from runtime.model.backends.minicpmo import quantized as module
 from runtime.model.backends.minicpmo.attention import Row, spans_of
 from runtime.model.backends.minicpmo.checkpoint import WEIGHTS, CheckpointError, load_parts
@@ -282,6 +283,42 @@ def test_a_saved_checkpoint_is_what_is_quantised_when_loaded(
     twice = CliRunner().invoke(quantize_command, [f"{copied}-{form}", "--to", form])
     assert "its files are quantised (gptq)" in twice.output
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_run_that_fails_or_is_killed_leaves_nothing_in_the_way(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next run failed about a folder that nobody had named, until it was removed by hand."""
+    copied, part = tmp_path / "model", tmp_path / "model-int4.part"
+    shutil.copytree(source, copied)
+
+    def full(*_: object, **__: object) -> None:
+        assert part.is_dir()
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "save_file", full)
+        failed = CliRunner().invoke(quantize_command, [str(copied), "--to", "int4"])
+    assert "No space left" in failed.output
+    assert not part.exists()
+    part.mkdir()
+    (part / "old.safetensors").touch()
+    done = CliRunner().invoke(quantize_command, [str(copied), "--to", "int4"])
+    assert done.exit_code == 0, done.output
+    assert not (tmp_path / "model-int4" / "old.safetensors").exists()
+
+
+def test_files_in_folders_of_a_checkpoint_are_saved_with_it(source: Path, tmp_path: Path) -> None:
+    """A voice's or an adapter's own config.json would be missing."""
+    copied = tmp_path / "model"
+    shutil.copytree(source, copied)
+    (copied / "extra").mkdir()
+    for name in ("config.json", WEIGHTS):
+        (copied / "extra" / name).write_text("{}")
+    CliRunner().invoke(quantize_command, [str(copied), "--to", "int4"], catch_exceptions=False)
+    saved = sorted(path.name for path in (tmp_path / "model-int4" / "extra").iterdir())
+    assert saved == ["config.json", WEIGHTS]
+    assert "quantization_config" in (tmp_path / "model-int4" / "config.json").read_text()
 
 
 def test_the_files_are_in_a_form_that_others_read() -> None:

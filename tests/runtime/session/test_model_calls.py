@@ -444,7 +444,7 @@ def test_a_turn_that_is_refused_is_told_why(name: str) -> None:
 
 @pytest.mark.parametrize("error", [ContextFull, BackendRefused])
 def test_opening_that_cannot_work_is_not_tried_again(error: type[Exception]) -> None:
-    """A client waits longer to hear that its prompt is too long."""
+    """A client waits longer to hear why."""
 
     async def body() -> None:
         backend = Opens(error("too long"))
@@ -452,8 +452,10 @@ def test_opening_that_cannot_work_is_not_tried_again(error: type[Exception]) -> 
             peer = server.connect()
             await peer.heard("session.queue_done")
             peer.send(init_frame())
-            await peer.heard("error")
+            reported = await peer.heard("error")
             assert backend.times == [0]
+            if error is BackendRefused:
+                assert reported["error"]["message"] == "too long"
 
     on_virtual_time(body)
 

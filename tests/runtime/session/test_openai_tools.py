@@ -8,10 +8,16 @@ from typing import Any, Final
 import anyio
 import attrs
 import pytest
+from click.testing import CliRunner
 
+from protocol.values.events import Endpoint
 from protocol.values.limits import CALL_RESULT_S, CALLS_OPEN_MAX, INPUT_CHARS_MAX, INPUTS_MAX
-from protocol.values.model import Span, Unit
-from runtime.model.backends.scripted import Speaks, Step, calling
+from protocol.values.model import Opening, Span, Unit
+from recorder.format.format import SUFFIX
+from recorder.read.reader import read
+from replay.redact.redaction import LEFT_OUT, redact_command
+from runtime.model.backends.base import BackendRefused
+from runtime.model.backends.scripted import Call, Speaks, Step, calling
 from runtime.model.backends.scripted_chat import tone
 from runtime.session.setup import Parent
 from tests.golden.openai import QUIET, say, speak
@@ -605,3 +611,63 @@ def test_a_model_is_told_of_a_refused_call_while_its_client_is_silent(
 
     inputs = fed(run(play, tmp_path, is_full=False, backend={"calls": calling("door")}))
     assert inputs == {3: (started("t1"), result("t1", "error: there is no tool of this name"))}
+
+
+# -- tools that the model refuses -----------------------------------------------------------------
+
+
+REASON: Final = "tools: clock: parameters.zone has no type"
+
+
+def choosy(opening: Opening) -> Call:
+    """Refuse an opening with tools."""
+    if opening.tools:
+        raise BackendRefused(REASON)
+    return Call()
+
+
+def test_tools_that_the_model_refuses_are_named_and_taken_back(tmp_path: Path) -> None:
+    """The session ended as if the server had failed, and nothing named the schema."""
+
+    async def play(server: World) -> None:
+        peer = await arrive(server)
+        await append(peer, 2)
+        error = await peer.heard("error")
+        assert error["error"]["message"] == REASON
+        updated = await peer.heard("session.updated", 2)
+        assert updated["session"]["tools"] == []
+        say(peer, "response.create")
+        await append(peer, 2)
+        await peer.heard("response.done")
+        await leave(server, peer)
+
+    run(play, tmp_path, is_full=False, backend={"opening": choosy})
+    log, clean = max(tmp_path.glob("*" + SUFFIX)), tmp_path / f"clean{SUFFIX}"
+    done = CliRunner().invoke(redact_command, [str(log), "--output", str(clean)])
+    assert done.exit_code == 0, done.output
+    (failed,) = [it for it in read(clean) if it.fields.get("type") == "BackendOpenFailed"]
+    assert failed.fields["refused"] == f"tools: {LEFT_OUT}"
+
+
+@pytest.mark.parametrize("endpoint", ["live", "omni"])
+def test_the_client_may_come_again_without_tools(tmp_path: Path, endpoint: Endpoint) -> None:
+    """It could not know that the tools were the reason."""
+    backend = {"model": "x", "tools": [CLOCK]}
+    first: Any = {"model": "scripted", "tools": [CLOCK]}
+    kind, came = "session.update", "session.created"
+    if endpoint == "live":
+        first = {"model": "scripted", "delegation": {"type": "responses", "responses": backend}}
+        kind, came = "session.start", "session.started"
+
+    async def play(server: World) -> None:
+        peer = server.connect("audio", endpoint=endpoint)
+        await anyio.sleep(1)
+        say(peer, kind, session=first)
+        error = await peer.heard("error")
+        assert error["error"]["message"] == REASON
+        say(peer, kind, session={"model": "scripted"})
+        await peer.heard(came)
+        say(peer, "session.close")
+        await peer.over()
+
+    run(play, tmp_path, is_full=False, backend={"opening": choosy})

@@ -76,6 +76,9 @@ class KvSlots:
         count = slots * capacity if positions is None else positions
         shape = (layers, heads, count + spare, width)
         self._flat = tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        # A move allocates nothing: without memory in the middle, a session would be half moved.
+        moved = (heads, capacity * self._is_shared, width)
+        self._moved = torch.empty(moved, dtype=dtype, device=device)
         parts = (layers, heads, 1 if self._is_shared else slots, -1, width)
         self.keys, self.values = (
             flat[:, :, :count].view(parts).transpose(1, 2) for flat in self._flat
@@ -185,9 +188,9 @@ class KvSlots:
             return
         for flat in self._flat:
             for layer in flat:  # One by one: a copy of all would take gigabytes.
-                kept = layer[:, before : before + count].clone()
-                layer[:, before : before + count] = 0
-                layer[:, begin : begin + count] = kept
+                kept = self._moved[:, :count].copy_(layer[:, before : before + count])
+                layer[:, before : before + count].zero_()
+                layer[:, begin : begin + count].copy_(kept)
 
     def take(self, slot: int, start: int, stop: int) -> Kept:
         """Copy positions `start` to `stop` of a slot."""

@@ -426,8 +426,20 @@ def save_quantized(folder: Path, into: Path, quantize: str) -> None:
         raise CheckpointError("the checkpoint does not fit its config: " + "; ".join(problems))
     files = weight_files(folder)
     part = into.with_name(f"{into.name}.part")
-    others = shutil.ignore_patterns(INDEX, CONFIG, *(path.name for path in files))
-    shutil.copytree(folder, part, ignore=others)
+    shutil.rmtree(part, ignore_errors=True)  # Of a run that was killed.
+    written = {INDEX, CONFIG, *(path.name for path in files)}
+    try:
+        shutil.copytree(
+            folder, part, ignore=lambda where, _: written if Path(where) == folder else set()
+        )
+        _write_quantized(folder, files, part, bits)
+        part.rename(into)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def _write_quantized(folder: Path, files: Sequence[Path], part: Path, bits: int) -> None:
     places = dict[str, str]()
     for path in files:
         kept = dict[str, torch.Tensor]()
@@ -447,7 +459,6 @@ def save_quantized(folder: Path, into: Path, quantize: str) -> None:
     raw = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     raw[KEY] = written_quantization(bits)
     (part / CONFIG).write_text(json.dumps(raw, indent=2), encoding="utf-8")
-    part.rename(into)
 
 
 def _take(

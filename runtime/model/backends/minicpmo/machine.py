@@ -138,15 +138,17 @@ class Machine:
     def reserve(self, slot: int, end: int, *, is_new: bool = False) -> None:
         """Reserve memory for a slot's tokens up to `end`, before any of them is fed.
 
-        A session that `is_new` leaves a page to each that runs. `ContextFull`: there is not enough.
+        A session that `is_new` leaves a page to each that runs. There is not enough: `ContextFull`,
+        or `BackendError` for a new one, which may find some later.
         """
         store = self.llm
         # A step writes so many rows, however few it is given.
         most = min(store.capacity, end + self.means.is_flash * max(token_rows(self.config)))
         if not store.reserve(slot, most, PAGE * store.used_slots if is_new else 0):
-            raise ContextFull(
-                f"no memory for {end} tokens: {store.free} of {store.positions} are free"
-            )
+            free = f"{end} tokens: {store.free} of {store.positions} are free"
+            if is_new:
+                raise BackendError(f"no memory for another session of {free}")
+            raise ContextFull(f"no memory for {free}")
 
     @property
     def config(self) -> ModelConfig:
