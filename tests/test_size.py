@@ -19,11 +19,11 @@ import pytest
 ROOT: Final = Path(__file__).parents[1]
 SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (229, 1),
-    "protocol": (14_378, 64),
+    "protocol": (14_386, 64),
     "recorder": (4_580, 31),
-    "runtime": (24_396, 142),
-    "runtime/model": (11_104, 51),
-    "replay": (11_235, 57),
+    "runtime": (24_413, 142),
+    "runtime/model": (11_116, 51),
+    "replay": (11_244, 57),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
 ANCESTORS_MAX: Final = 3

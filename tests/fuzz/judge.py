@@ -328,7 +328,9 @@ def named_by(message: ClientMessage) -> str | None:
 
 
 def samples_of(message: ClientMessage | None) -> int:
-    """The samples in a message."""
+    """The samples in a message, or at most so many: a byte of G.711 is two of them."""
+    if isinstance(message, AppendSound):
+        return 2 * len(message.pcm16)
     return len(message.pcm) // SAMPLE_BYTES if isinstance(message, Append) else 0
 
 
@@ -744,7 +746,8 @@ class Judge:
     def miss(self) -> None:
         """The answer is missing for longer than any may take."""
         owed = self.owed
-        if owed is not None and owed.is_kept and self._state is State.QUEUED:
+        waits = self._state is State.QUEUED or (self.queued and self._state is State.CONNECTED)
+        if owed is not None and owed.is_kept and waits:
             return  # there is no slot yet
         if owed is not None:
             self._note(owed, "hang")
