@@ -28,12 +28,11 @@ OUTPUT: Final = "function_call_output"
 def result_rows(at: str = "") -> tuple[Field, Field]:
     """The rows of what a tool returned, whose attributes are at a place in the value."""
     call_id, output = text(CALL_ID_CHARS_MAX, 1), text(INPUT_CHARS_MAX, holds=SAID)
-    example, doc = (
-        "call_0c9e41d7a355",
-        "What the tool returned; the model gets it with the next second.",
-    )
+    doc = "What the tool returned; the model gets it with the next second."
     return (
-        Field("call_id", call_id, attr=f"{at}call_id", example=example, doc="The call."),
+        Field(
+            "call_id", call_id, attr=f"{at}call_id", example="call_0c9e41d7a355", doc="The call."
+        ),
         Field("output", output, attr=f"{at}output", example="half past nine", doc=doc),
     )
 
