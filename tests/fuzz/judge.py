@@ -328,15 +328,13 @@ def named_by(message: ClientMessage) -> str | None:
 
 
 def samples_of(message: ClientMessage | None) -> int:
-    """The samples in a message, or at most so many: a byte of G.711 is two of them."""
-    if isinstance(message, AppendSound):
-        return 2 * len(message.pcm16)
+    """The samples in a message."""
     return len(message.pcm) // SAMPLE_BYTES if isinstance(message, Append) else 0
 
 
 def pictures_of(message: ClientMessage | None) -> int:
-    """The parts that are checked only after acceptance: pictures, a known model."""
-    if isinstance(message, See):
+    """The parts that are checked only after acceptance: pictures, a known model, a free turn."""
+    if isinstance(message, See | oa.Respond):
         return 1
     if isinstance(message, ChooseModel):
         return int(message.model in MODELS)
@@ -522,6 +520,8 @@ class Judge:
         for answer in ANSWERS.get(type(message), ()):
             self._credits[answer] += 1
         self._samples_max += samples_of(message)
+        if isinstance(message, AppendSound):
+            self._samples_max += 2 * len(message.pcm16)  # as G.711, which has most in a byte
         if self.owed is not None or not (self.has_slot or self.is_over or self.holds_slot):
             self.is_sure = False
         demand = self._reader.demand_of(frame, self._gate())
@@ -649,7 +649,8 @@ class Judge:
                 self._take_error(message)
         if cls in _ASKED:
             self._credits[cls] -= 1
-            if self._credits[cls] < 0:
+            at_the_end = cls is TranscriptDone and self._samples_max > 0  # of an open utterance
+            if self._credits[cls] < -at_the_end:
                 self.found("answer", f"a {cls.__name__} without a request")
         if owed is None or not self.is_sure or cls not in owed.answers:
             return
@@ -667,7 +668,8 @@ class Judge:
         code = message.code if isinstance(message, ErrorReport) else None
         is_early = self._is_openai and not self.has_slot and code in _EARLY_ERRORS
         is_heard = isinstance(message, InputStep) and message.kind.startswith(("speech", "timeout"))
-        if is_heard or ((code is ErrorCode.MODEL_NOT_FOUND or is_early) and owed_code is not code):
+        is_late = is_early or code in (ErrorCode.MODEL_NOT_FOUND, ErrorCode.ACTIVE_RESPONSE)
+        if is_heard or (is_late and owed_code is not code):
             self.is_sure, self.owed = False, None
 
     def _choose(self, message: ServerMessage) -> None:
@@ -746,7 +748,10 @@ class Judge:
     def miss(self) -> None:
         """The answer is missing for longer than any may take."""
         owed = self.owed
-        waits = self._state is State.QUEUED or (self.queued and self._state is State.CONNECTED)
+        is_omni = self._reader.dialect is OMNI  # which is told of its place where it is CONNECTED
+        waits = self._state is State.QUEUED or (
+            self.queued and is_omni and self._state is State.CONNECTED
+        )
         if owed is not None and owed.is_kept and waits:
             return  # there is no slot yet
         if owed is not None:
