@@ -669,6 +669,7 @@ class Judge:
         is_early = self._is_openai and not self.has_slot and code in _EARLY_ERRORS
         is_heard = isinstance(message, InputStep) and message.kind.startswith(("speech", "timeout"))
         is_late = is_early or code in (ErrorCode.MODEL_NOT_FOUND, ErrorCode.ACTIVE_RESPONSE)
+        is_late |= code is ErrorCode.INVALID_PAYLOAD and self._pictures > 0
         if is_heard or (is_late and owed_code is not code):
             self.is_sure, self.owed = False, None
 
