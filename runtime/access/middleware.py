@@ -21,13 +21,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..net.http import error_for, json_response
+from ..net.http import LIVE_CALLS_PATH, error_for, json_response
 from .gate import Denials, Denied, Gate, Headers
 from .keys import Key
 
 CALLS_PATH: Final = "/v1/realtime/calls"
-LIVE_CALLS_PATH: Final = "/v1/live/sessions"
-"""They take a client secret as a WebSocket does."""
+"""It takes a client secret as a WebSocket does, and so does `LIVE_CALLS_PATH`."""
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 HEADERS: Final = (
     ("X-Content-Type-Options", "nosniff"),

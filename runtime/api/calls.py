@@ -26,9 +26,9 @@ from starlette.routing import Route
 
 from protocol.values.modes import Mode
 
-from ..access.middleware import CALLS_PATH, LIVE_CALLS_PATH, principal_of
+from ..access.middleware import CALLS_PATH, principal_of
 from ..link.address import connect, read_address
-from ..net.http import CodedError, json_response
+from ..net.http import LIVE_CALLS_PATH, CodedError, json_response
 from .local_client import RETRY
 from .openai import read_object
 from .requests import ConcurrencyLimit, check_names, read_body
