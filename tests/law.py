@@ -252,7 +252,11 @@ async def adversary(kind: str, url: str, leg: Leg) -> AsyncIterator[None]:
     try:
         assert process.stdout is not None
         with anyio.fail_after(START_WAIT_S):
-            ready = await TextReceiveStream(process.stdout).receive()
+            ready = ""
+            async for text in TextReceiveStream(process.stdout):
+                ready += text
+                if ready.endswith("\n"):
+                    break
         leg.connections = int(ready.split()[1])
         await anyio.sleep(SETTLE_S)
         yield
