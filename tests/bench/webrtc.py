@@ -103,15 +103,11 @@ async def call(port: int, seconds: float, loss: float) -> list[float]:
     peer.on("track", lambda track: tasks.append(asyncio.create_task(listen(track))))
     await peer.setLocalDescription(await peer.createOffer())
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=LINE_BYTES_MAX)
-    asked = {
-        "sdp": peer.localDescription.sdp,
-        "target": "/",
-        "headers": {},
-        "session": None,
-        "party": str(id(peer)),
-    }
+    asked = {"sdp": peer.localDescription.sdp, "target": "/", "headers": {}, "session": None}
+    asked |= {"is_live": False, "party": str(id(peer))}
     writer.write(orjson.dumps(asked) + b"\n")
     answer = orjson.loads(await reader.readline())
+    assert "sdp" in answer, answer
     writer.close()
     await peer.setRemoteDescription(RTCSessionDescription(answer["sdp"], "answer"))
     if loss:  # packets of sound are sent by the transport's own method
