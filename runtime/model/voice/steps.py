@@ -116,8 +116,8 @@ class Padded:
         time.append(take("delta", dtype=torch.float32))
         before = take("before", dit.depth, 2, size, 2, flow.BEFORE, dit.width)
         mask, ends = take("mask", 2, size, 1, 1, FRAMES + CACHE), take("ends", 2, size, dtype=int64)
-        rows, befores = self.rows.flatten(1, 2), before.flatten(1, 2)
-        past = flow.Past(rows=rows, before=befores, mask=mask.flatten(0, 1), ends=ends.flatten())
+        rows, earlier = self.rows.flatten(1, 2), before.flatten(1, 2)
+        past = flow.Past(rows=rows, before=earlier, mask=mask.flatten(0, 1), ends=ends.flatten())
 
         def step() -> tuple[Tensor, Tensor, Tensor]:
             after, rows, kept = flows.step(x, conditions.flatten(0, 1), time, past)
