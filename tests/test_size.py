@@ -21,7 +21,7 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (229, 1),
     "protocol": (14_385, 64),
     "recorder": (4_580, 31),
-    "runtime": (24_413, 142),
+    "runtime": (24_406, 142),
     "runtime/model": (11_116, 51),
     "replay": (11_244, 57),
 }

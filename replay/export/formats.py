@@ -30,7 +30,7 @@ is heard, shown or said: milliseconds from the session's start.
 
 **Chat** is one line, as OpenAI's training of chat models takes it: `messages` of the roles
 `system`, `user`, `assistant` and `tool`, and `tools`. It has words, calls and results, and no
-sound. The result of a call stands right behind it, whatever was said meanwhile.
+sound. The result of a call comes directly after it, whatever was said in between.
 
 **MCAP**, which Foxglove shows, has topics in Foxglove's schemas (`TOPICS`). A message's `log_time`
 is when it is heard, shown or said, `publish_time` when it arrived or was sent; both are Unix time

@@ -184,7 +184,7 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     ),
     "record_always": (lambda it: isinstance(it, bool), "true or false"),
 }
-"""Of each field of a key: whether a value is one of it, and what it must be."""
+"""For each field of a key: whether a value is valid, and what it must be."""
 _REQUIRED: Final = ("name", "hash")
 
 

@@ -21,12 +21,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..net.http import LIVE_CALLS_PATH, error_for, json_response
+from ..net.http import LIVE_PATH, error_for, json_response
 from .gate import Denials, Denied, Gate, Headers
 from .keys import Key
 
 CALLS_PATH: Final = "/v1/realtime/calls"
-"""It takes a client secret as a WebSocket does, and so does `LIVE_CALLS_PATH`."""
+"""It takes a client secret as a WebSocket does, and so does `LIVE_PATH`."""
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 HEADERS: Final = (
     ("X-Content-Type-Options", "nosniff"),
@@ -88,7 +88,7 @@ class AccessMiddleware:
         if self._is_public(scope["path"]):
             self._gate.admit_page(headers, secure=self._secure)
             return scope
-        begins = scope["path"] in (CALLS_PATH, LIVE_CALLS_PATH)
+        begins = scope["path"] in (CALLS_PATH, LIVE_PATH)
         principal = self._gate.admit_request(
             scope["method"], headers, secure=self._secure, begins=begins
         )

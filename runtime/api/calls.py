@@ -28,14 +28,13 @@ from protocol.values.modes import Mode
 
 from ..access.middleware import CALLS_PATH, principal_of
 from ..link.address import connect, read_address
-from ..net.http import LIVE_CALLS_PATH, CodedError, json_response
+from ..net.http import LIVE_PATH, CodedError, json_response
+from ..webrtc.offer import LINE_BYTES_MAX, OFFER_BYTES_MAX
 from .local_client import RETRY
 from .openai import read_object
 from .requests import ConcurrencyLimit, check_names, read_body
 from .transcriptions import read_form
 
-OFFER_BYTES_MAX: Final = 64 * 1024
-LINE_BYTES_MAX: Final = 8 * OFFER_BYTES_MAX
 ANSWER_WAIT_S: Final = 20.0
 OFFERS_MAX: Final = 64
 OFFERS_PER_KEY_MAX: Final = 8
@@ -61,7 +60,7 @@ class Calls:
         """The routes, for `http.make_app`."""
         return [
             Route(CALLS_PATH, self._begin, methods=["POST"]),
-            Route(LIVE_CALLS_PATH, self._begin_live, methods=["POST"]),
+            Route(LIVE_PATH, self._begin_live, methods=["POST"]),
         ]
 
     async def _begin_live(self, request: Request) -> Response:
@@ -113,7 +112,7 @@ class Calls:
         query = urlencode({"model": (session or {}).get("model", ""), **request.query_params})
         asked = {
             "sdp": offer.decode("utf-8", "replace"),
-            "target": LIVE_CALLS_PATH if is_live else f"/v1/realtime?{query}",
+            "target": LIVE_PATH if is_live else f"/v1/realtime?{query}",
             "is_live": is_live,
             "party": principal_of(request).name or (request.client.host if request.client else ""),
             "headers": {it: request.headers[it] for it in _SENT_ON if it in request.headers},
@@ -133,7 +132,7 @@ class Calls:
 
 
 def _sdp_of(answer: Mapping[str, Any]) -> str:
-    """Read the door's answer; raises `CodedError` where there is none."""
+    """Return the SDP that the door answered with; raises `CodedError` if it refused."""
     if "sdp" not in answer:
         status = answer["status"]
         headers = RETRY if status == HTTPStatus.SERVICE_UNAVAILABLE else None

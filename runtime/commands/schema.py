@@ -9,7 +9,7 @@ clients send. Notes for authors of clients that no class holds, endpoints and th
 their facts from the code that acts on them (paths, limits, close codes); only the sentences around
 them are written in `schema.toml`.
 
-AsyncAPI has no place for some of it, which stands in extensions at the top:
+What AsyncAPI cannot express is in extensions at the top:
 
 - `x-antiphon-states`, by dialect and session kind: where it begins, which message leads where
   (`transitions`), and what becomes of a client's message in each state (`reception`).

@@ -1,7 +1,7 @@
 """The calls of tools in a duplex session: made, answered, spoken of; and what is measured of them.
 
-A call is followed by the model's name of it, from the silent part that closes it. Its result is
-what the next unit feeds; speech after that counts as the model's answer, whatever it says.
+A call is followed by the name that the model gave it, from the silent part that closes it. Its
+result is what the next unit feeds; the speech after that counts as the model's answer.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def error_body(code: str, message: str, **more: object) -> bytes:
     return orjson.dumps({"error": code, "message": message, **more})
 
 
-LIVE_CALLS_PATH: Final = "/v1/live/sessions"
+LIVE_PATH: Final = "/v1/live/sessions"
 OPENAI_PATHS: Final = ("/v1/chat/", "/v1/audio/", "/v1/responses", "/v1/realtime/")
 """Addresses of OpenAI's API: the errors of these have its form."""
 
@@ -77,7 +77,7 @@ class CodedError(HTTPException):
 
 def error_for(path: str, status: int, body: bytes) -> bytes:
     """Write the body of an error in the form of its address."""
-    if not path.startswith(OPENAI_PATHS) and path != LIVE_CALLS_PATH:
+    if not path.startswith(OPENAI_PATHS) and path != LIVE_PATH:
         return body
     fields = orjson.loads(body)
     kind = _KINDS.get(

@@ -48,12 +48,12 @@ from protocol.wire.dialects.opening import OPENING
 from ..access.gate import OPENAI_SUBPROTOCOL
 from ..api.half_duplex import HALF_DUPLEX_PATH
 from ..api.twilio import TWILIO_PATH
+from ..net.http import LIVE_PATH as LIVE_PATH  # noqa: PLC0414 - one of the paths
 from ..session.setup import Arrival
 
 REALTIME_PATH: Final = "/v1/realtime"
 DUPLEX_PATH: Final = "/ws/duplex/"
 CHAT_PATH: Final = "/ws/chat"
-LIVE_PATH: Final = "/v1/live/sessions"
 OMNI_PATH: Final = "/v1/duplex"
 _ATTACH: Final = re.compile(rf"{LIVE_PATH}/([^/]+)/attach")
 _FORK: Final = re.compile(rf"{LIVE_PATH}/([^/]+)/fork")

@@ -32,13 +32,14 @@ import pybase64
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
+from protocol.wire.dialects import live
+
 from .arrivals import CALL, Arrivals
 from .offer import Offer, OfferError
 from .sound import RATE_HZ, VOICE_S_MAX, JitterBuffer, Playout
 
 FORMAT: Final = {"type": "audio/pcm", "rate": RATE_HZ}
-LIVE_APPEND: Final = "session.input_audio.append"
-LIVE_DELTA: Final = "session.output_audio.delta"
+_DELTAS: Final = ("response.output_audio.delta", live.OUTPUT_AUDIO)
 START_S: Final = 12.0
 """For a session of `live` to get its slot: its client waits for an answer to its request."""
 FIRST_S: Final = 0.5
@@ -68,7 +69,7 @@ class CallLost(Exception):  # noqa: N818 - what it is, not a fault
     """The call is over; the text says why."""
 
 
-class SessionRefusedError(Exception):
+class BeginRefusedError(Exception):
     """The gateway refused the session, by a code and a text for its client."""
 
     def __init__(self, code: str, message: str) -> None:
@@ -121,12 +122,12 @@ class Call:
     # -- its beginning --------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Give the session its settings, and formats; `SessionRefusedError`."""
+        """Give the session its settings, and formats; `BeginRefusedError`."""
         audio = self._settings.get("audio")
         audio = dict(audio) if isinstance(audio, dict) else {}
         if self._is_live:
             session = {**self._settings, "audio": {**audio, "format": FORMAT}}
-            await self._send({"type": "session.start", "session": session})
+            await self._send({"type": live.SESSION_START, "session": session})
         else:
             for side in ("input", "output"):
                 given = audio.get(side)
@@ -140,20 +141,20 @@ class Call:
         except TimeoutError:
             if self._is_live:
                 text = "all slots are taken, try again later"
-                raise SessionRefusedError("worker_busy", text) from None
+                raise BeginRefusedError("worker_busy", text) from None
         except ConnectionClosed as closed:
             text = closed.rcvd.reason if closed.rcvd is not None else ""
-            raise SessionRefusedError("service_unavailable", text or "it was closed") from None
+            raise BeginRefusedError("service_unavailable", text or "it was closed") from None
 
     def _has_begun(self, body: Mapping[str, Any]) -> bool:
-        """Take a message of the session, which may be its first; `SessionRefusedError`."""
+        """Pass on a message; whether the session has begun with it. `BeginRefusedError`."""
         if body["type"] == "error":
             error = body["error"]
-            raise SessionRefusedError(str(error.get("code")), str(error.get("message")))
+            raise BeginRefusedError(str(error.get("code")), str(error.get("message")))
         self._show(body)
-        if body["type"] == "session.started":
+        if body["type"] == live.SESSION_STARTED:
             self.id = str(body["session"]["id"])
-        return body["type"] in ("session.started", "session.created")
+        return body["type"] in (live.SESSION_STARTED, "session.created")
 
     async def answer(self) -> str:
         """Answer the offer (SDP); `OfferError`."""
@@ -198,7 +199,7 @@ class Call:
         return why
 
     async def aclose(self) -> None:
-        """Close both sides, whatever one of them does."""
+        """Close both sides, even if one of them fails."""
         for side in (self._session, self._peer):
             try:
                 async with asyncio.timeout(CLOSE_S):
@@ -217,7 +218,7 @@ class Call:
 
     async def _send_sound(self) -> None:
         """Send the session the sound of the browser."""
-        kind = LIVE_APPEND if self._is_live else "input_audio_buffer.append"
+        kind = live.AUDIO_APPEND if self._is_live else "input_audio_buffer.append"
         while True:
             await asyncio.sleep(PIECE_S)
             if pcm16 := self._jitter.take(time.monotonic()):
@@ -271,23 +272,18 @@ class Call:
         """Pass on what the session sends."""
         async for frame in self._session:
             body = orjson.loads(frame)
-            match body["type"]:
-                case "response.output_audio.delta" | "session.output_audio.delta":
-                    self._play(body)
-                    continue
-                case "response.created":
-                    self._is_answering = True
-                case "response.done":
-                    self._is_answering = False
+            if body["type"] in _DELTAS:
+                self._play(body)
+                continue
             self._show(body)
-            is_cancelled = body["type"] == "response.done" and (
-                body["response"]["status"] == "cancelled"
-            )
-            spoke = body["type"] == "input_audio_buffer.speech_started" and not self._is_answering
-            if is_cancelled or spoke:
-                await self._cut()
-            elif body["type"] == "response.done":
-                await self._send_cuts()
+            match body:
+                case {"type": "response.created"}:
+                    self._is_answering = True
+                case {"type": "response.done", "response": {"status": status}}:
+                    self._is_answering = False
+                    await (self._cut() if status == "cancelled" else self._send_cuts())
+                case {"type": "input_audio_buffer.speech_started"} if not self._is_answering:
+                    await self._cut()
         raise CallLost("the session is over")
 
     def _play(self, body: Mapping[str, Any]) -> None:

@@ -15,7 +15,8 @@ from ..client.terminal import url_option
 from ..link.address import UnixAddress, WorkerAddress, read_address
 from ..telemetry.logs import announce, configure
 from .arrivals import CallLoop
-from .door import LINE_BYTES_MAX, Door
+from .door import Door
+from .offer import LINE_BYTES_MAX
 
 
 @click.command("door")

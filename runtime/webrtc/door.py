@@ -25,10 +25,9 @@ import orjson
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus, WebSocketException
 
-from .call import BUSY, Call, SessionRefusedError
-from .offer import OFFER_BYTES_MAX, OfferError, read_offer
+from .call import BUSY, BeginRefusedError, Call
+from .offer import OfferError, read_offer
 
-LINE_BYTES_MAX: Final = 8 * OFFER_BYTES_MAX
 LINE_WAIT_S: Final = 10.0
 BEGIN_S: Final = 16.0
 """For all of a call's beginning: the gateway waits a little longer."""
@@ -133,7 +132,7 @@ class Door:
         except OfferError as error:
             await call.aclose()
             return _refusal(HTTPStatus.BAD_REQUEST, "invalid_offer", str(error))
-        except SessionRefusedError as error:
+        except BeginRefusedError as error:
             await call.aclose()
             is_busy = error.code in BUSY
             status = HTTPStatus.SERVICE_UNAVAILABLE if is_busy else HTTPStatus.BAD_REQUEST

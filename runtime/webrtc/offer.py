@@ -15,6 +15,8 @@ from typing import Final
 import attrs
 
 OFFER_BYTES_MAX: Final = 64 * 1024
+LINE_BYTES_MAX: Final = 8 * OFFER_BYTES_MAX
+"""Of a line between gateway and door: an offer as JSON, with the session's settings."""
 LINES_MAX: Final = 500
 LINE_CHARS_MAX: Final = 1_000
 _OPUS: Final = re.compile(r"a=rtpmap:(\d{1,3}) opus/48000/2", re.IGNORECASE)

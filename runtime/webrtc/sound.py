@@ -208,9 +208,7 @@ class Playout(MediaStreamTrack):  # type: ignore[misc]
             del first.pcm16[: len(part)]
             first.played += len(part)
             piece += part
-            if first.pcm16:
-                break
-            if len(self._spoken) == 1:  # more of it may come
+            if first.pcm16 or len(self._spoken) == 1:  # more of the last one may come
                 break
             self._spoken.popleft()
         return bytes(piece).ljust(FRAME_BYTES, b"\0")

@@ -31,7 +31,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from runtime import RUN
-from runtime.webrtc.door import LINE_BYTES_MAX
+from runtime.webrtc.offer import LINE_BYTES_MAX
 from runtime.webrtc.sound import CLOCK_HZ, FRAME_S
 from tests.project.evidence import add_out
 

@@ -79,7 +79,7 @@ class Fixed:
 
 
 class Padded:
-    """Chunks of at most `size` sessions; those that are not there see whatever there was.
+    """Chunks of at most `size` sessions; rows without a session keep what was in them.
 
     Attributes:
         code_rows: the encoder's caches, (blocks, B, H, P, 2 D).
