@@ -106,7 +106,6 @@ def replay_logs(
         except BrokenProcessPool as error:
             raise UnusableError("a process was killed; fewer --jobs need less memory") from error
         except BaseException:
-            executor.shutdown(wait=False, cancel_futures=True)
             for job in active_children():
                 job.kill()  # it may have minutes to go, and writes nothing
             raise

@@ -87,12 +87,14 @@ def test_a_stdout_that_was_never_open_is_no_failure() -> None:
     assert (closed.returncode, closed.stderr) == (0, "")
 
 
-def test_tests_need_no_terminal() -> None:
+def test_tests_need_no_terminal(tmp_path: Path) -> None:
     """In a background job, where SIGINT is ignored, tests that send one would hang."""
     ignored = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     ignored += "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     tests = "tests/replay/test_shrink.py::test_an_interrupted_search_leaves_its_best"
-    command = (sys.executable, "-c", ignored, "-m", "pytest", "-q", "-n", "0", tests)
+    # A folder of its own: else it ends by removing what whole runs before it left behind.
+    where = f"--basetemp={tmp_path / 'tests'}"
+    command = (sys.executable, "-c", ignored, "-m", "pytest", "-q", "-n", "0", where, tests)
     with subprocess.Popen(command, cwd=ROOT, start_new_session=True) as process:
         try:
             assert process.wait(WAIT_S) == 0
