@@ -97,12 +97,7 @@ class Rewriter:
     """
 
     def __init__(
-        self,
-        path: Path,
-        *,
-        compressor: Compressor,
-        block_bytes: int,
-        version: int = FORMAT_VERSION,
+        self, path: Path, *, compressor: Compressor, block_bytes: int, version: int = FORMAT_VERSION
     ) -> None:
         self.version = version
         self.next_seq = 0

@@ -311,9 +311,7 @@ def test_speech_while_a_call_waits_is_answered_and_the_result_then(cascade: Any)
     assert told(found).endswith("Here I am. Here I am.")
 
 
-def test_an_interrupt_drops_a_call_that_is_written_and_keeps_one_that_is_made(
-    cascade: Any,
-) -> None:
+def test_an_interrupt_drops_a_call_that_is_written_and_keeps_one_that_is_made(cascade: Any) -> None:
     """A call would be made of half an answer, or its result never be spoken."""
 
     async def body(asked: Asked) -> Any:

@@ -94,12 +94,7 @@ LOST: Moves = [
 MOVED: Moves = [*LOST, (ev.SlotLeased(at_ns=0, lease=2, slot=0), [ef.Rebuild(lease=2)])]
 REBUILT: Final = ev.Rebuilt(at_ns=0, lease=2, steps=0)
 RESUMABLE: Final = ef.Attach(frame="{}", after=-1, before=0)
-NUMBERED: Moves = [
-    (
-        attrs.evolve(LOST[0][0], resume_hash="00"),
-        [RESUMABLE],
-    )
-]
+NUMBERED: Moves = [(attrs.evolve(LOST[0][0], resume_hash="00"), [RESUMABLE])]
 BACK: Final = ev.PeerAttached(at_ns=0, after=-1, resume_hash="00")
 FINALIZING: Moves = [*RUNNING, (done(0), [LISTEN, finalize(0)])]
 
@@ -175,17 +170,11 @@ OTHER_FOULS: dict[str, tuple[str, Moves]] = {
             (append(), [ef.DropUnit(ordinal=6, input_id="", force_listen_passed=False)]),
         ],
     ),
-    "index reused": (
-        "b9",
-        [*FINALIZING, (finalized(0), []), (append(), [start(0)])],
-    ),
+    "index reused": ("b9", [*FINALIZING, (finalized(0), []), (append(), [start(0)])]),
     "unit without an outcome": ("b9", [*RUNNING, (done(0), [finalize(0)])]),
     "rebuilt on an old lease": ("b11", [*LOST, (REBUILT, [ef.Rebuild(lease=1)])]),
     "another unit after a move": ("b11", [*MOVED, (REBUILT, [start(1)])]),
-    "the queue is told again": (
-        "b11",
-        [*LOST, (QUIET, [send(type="session.queue_update")])],
-    ),
+    "the queue is told again": ("b11", [*LOST, (QUIET, [send(type="session.queue_update")])]),
     "outcome out of the blue": ("b9", [*ACTIVE, (QUIET, [LISTEN])]),
 }
 

@@ -19,11 +19,11 @@ import pytest
 ROOT: Final = Path(__file__).parents[1]
 SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (229, 1),
-    "protocol": (14_385, 64),
-    "recorder": (4_580, 31),
-    "runtime": (24_406, 142),
-    "runtime/model": (11_116, 51),
-    "replay": (11_244, 57),
+    "protocol": (14_341, 64),
+    "recorder": (4_565, 31),
+    "runtime": (24_402, 142),
+    "runtime/model": (11_068, 51),
+    "replay": (11_243, 57),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
 ANCESTORS_MAX: Final = 3

@@ -148,11 +148,7 @@ def test_the_javascript_client_of_004_runs(origin: str, server: LiveServer, tmp_
     """Somebody's page, written for 004, does not get along with us."""
     said = run_javascript(place(JAVASCRIPT, origin, tmp_path), server).splitlines()
     assert re.fullmatch(r"Prefill done, \d+ input tokens", said[0])
-    assert said[1:4] == [
-        "Streaming: turn 0: ",
-        "Streaming: turn 0: Hello! ",
-        f"Streaming: {ECHO}",
-    ]
+    assert said[1:4] == ["Streaming: turn 0: ", "Streaming: turn 0: Hello! ", f"Streaming: {ECHO}"]
     assert said[4] == f"Final text: {ECHO}"
     assert re.fullmatch(r"Tokens: \d+ in, 4 out", said[5])
     assert said[6:] == ["Connection closed", "Played 16800 samples"]

@@ -144,13 +144,7 @@ def without_its_end(transcript: Transcript) -> Transcript:
 
 @pytest.mark.parametrize(
     "spoil",
-    [
-        with_a_field_more,
-        with_a_value_changed,
-        without_a_frame,
-        with_another_close,
-        without_its_end,
-    ],
+    [with_a_field_more, with_a_value_changed, without_a_frame, with_another_close, without_its_end],
 )
 def test_a_transcript_that_is_wrong_fails(
     spoil: Callable[[Transcript], Transcript], tmp_path: Path

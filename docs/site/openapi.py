@@ -195,10 +195,7 @@ ANSWERS: Final[Mapping[str, tuple[str, dict[str, Schema]]]] = {
     "GET /api/voices": _json(
         record(voices=listed(named("Voice")), default={"type": ["string", "null"]})
     ),
-    "PUT /api/voices/{name}": (
-        "application/json",
-        {"200": named("Voice"), "201": named("Voice")},
-    ),
+    "PUT /api/voices/{name}": ("application/json", {"200": named("Voice"), "201": named("Voice")}),
     "DELETE /api/voices/{name}": ("", {"204": {}}),
     "GET /api/default_ref_audio": _json(
         record(name=TEXT, duration=NUMBER, sample_rate=WHOLE, samples=WHOLE, base64=TEXT)

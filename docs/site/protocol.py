@@ -477,11 +477,7 @@ def _example(body: Json) -> str:
 def _ends() -> str:
     names = [name for name in MODES_OF if SessionKind.REQUEST not in session_kinds(name)]
     lines = [
-        (
-            *(_ending(name, reason) for name in names),
-            _close(reason),
-            text,
-        )
+        (*(_ending(name, reason) for name in names), _close(reason), text)
         for reason, text in ENDS.items()
     ]
     return _table((*map(_code, names), "close", "meaning"), lines)

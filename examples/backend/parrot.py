@@ -26,12 +26,7 @@ UNITS_MAX = 600
 
 
 def load(
-    argument: str,
-    slots: int | None,
-    *,
-    device: str | None,
-    dtype: str | None,
-    deterministic: bool,
+    argument: str, slots: int | None, *, device: str | None, dtype: str | None, deterministic: bool
 ) -> Parrot:
     """Make the model; `argument` is the text after `backend:parrot:`. Its errors end the server."""
     if argument or device == "cuda":

@@ -40,12 +40,7 @@ import soxr
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.limits import (
-    BACKCHANNEL_MS,
-    NS_PER_S,
-    SPEECH_SILENCE_MS,
-    SPEECH_THRESHOLD,
-)
+from protocol.values.limits import BACKCHANNEL_MS, NS_PER_S, SPEECH_SILENCE_MS, SPEECH_THRESHOLD
 from protocol.values.model import (
     INPUT_RATE_HZ,
     OUTPUT_RATE_HZ,
@@ -88,12 +83,7 @@ _logger = logging.getLogger("antiphon.cascade")
 
 
 def load(
-    argument: str,
-    slots: int | None,
-    *,
-    device: str | None,
-    dtype: str | None,
-    deterministic: bool,
+    argument: str, slots: int | None, *, device: str | None, dtype: str | None, deterministic: bool
 ) -> Cascade:
     """Make the model; `argument` is `llm=URL,model=NAME,voice=piper|espeak`, all optional."""
     pairs = [it.partition("=") for it in argument.split(",") if it]

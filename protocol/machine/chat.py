@@ -25,13 +25,7 @@ from ..values import effects as ef
 from ..values import events as ev
 from ..values import model as tn
 from ..values import requests as rq
-from ..values.errors import (
-    CLOSE_INTERNAL_ERROR,
-    CLOSE_TOO_BIG,
-    REFUSALS,
-    ErrorCode,
-    FrameError,
-)
+from ..values.errors import CLOSE_INTERNAL_ERROR, CLOSE_TOO_BIG, REFUSALS, ErrorCode, FrameError
 from ..values.limits import AUDIO_SUM_S_MAX, SLICES_MAX
 from ..values.messages import Delta, EndReason, Metrics, Prefilled, QueueDone, Response
 from ..values.model import CALLS_MAX, INPUT_RATE_HZ, SAMPLE_BYTES, ToolCall, ToolResult

@@ -115,9 +115,7 @@ class Live(Kind):
     def send_created(self, prompt_length: int = 0) -> None:
         """Tell the client that the session is set up, and what is in force."""
         self.peer.send_created(
-            prompt_length=prompt_length,
-            live=self._in_force,
-            client_event_id=self.settings.event_id,
+            prompt_length=prompt_length, live=self._in_force, client_event_id=self.settings.event_id
         )
         is_called = self.settings.tools and self.step.limits.duplex_tools
         if self.settings.delegation == "responses" and not is_called:

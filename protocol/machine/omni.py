@@ -24,13 +24,7 @@ from ..values import openai as oa
 from ..values.errors import ErrorCode
 from ..values.limits import ANSWER_UNITS, MS_PER_S, NS_PER_S
 from ..values.messages import EndReason, Listen, Metrics, Speech, ToolCalled
-from ..values.model import (
-    INPUT_RATE_HZ,
-    OUTPUT_RATE_HZ,
-    SAMPLE_BYTES,
-    UNIT_BYTES,
-    Coding,
-)
+from ..values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, UNIT_BYTES, Coding
 from ..values.openai import Item, Part
 from ..values.requests import Append, ClientMessage, Init
 from ..values.state import Gate, SessionKind

@@ -59,10 +59,7 @@ _GATE_WORDS: Final[Mapping[Gate, str]] = {
 
 
 _AFTERWARDS: Final[Mapping[tuple[Gate, rq.Request], str]] = {
-    (
-        Gate.WAITING,
-        rq.Request.INIT,
-    ): ": no room to keep it now, send it again after the queue",
+    (Gate.WAITING, rq.Request.INIT): ": no room to keep it now, send it again after the queue",
     (Gate.KEPT, rq.Request.INIT): ": the first one is kept, and is taken after the queue",
 }
 """The words for an opening message that is refused while queued."""

@@ -43,17 +43,7 @@ SEARCH_BYTES_MIN: Final = 4 << 10
 """And at first: where marks are dense, little is read twice."""
 
 Reason = Literal[
-    "header",
-    "payload",
-    "record",
-    "blob",
-    "gap",
-    "order",
-    "chain",
-    "head",
-    "fin",
-    "seek",
-    "version",
+    "header", "payload", "record", "blob", "gap", "order", "chain", "head", "fin", "seek", "version"
 ]
 """A block's header or payload; a record, or its blob in a lost block; missing records; a repeated
 block; a broken chain; the session record's copy; `fin` or data after it; the seek table; or no

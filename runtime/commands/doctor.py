@@ -294,11 +294,7 @@ class _Visit:
         return Finding(check="memory", state="ok", says=says)
 
     def _needs(
-        self,
-        config: ModelConfig,
-        device: torch.device,
-        dtype: torch.dtype,
-        quantize: str | None,
+        self, config: ModelConfig, device: torch.device, dtype: torch.dtype, quantize: str | None
     ) -> MemoryPlan:
         from ..model.backends.minicpmo.device import plan
         from ..model.backends.minicpmo.model import VOCODER

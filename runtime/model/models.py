@@ -278,12 +278,7 @@ def load_checkpoint(
     """
     with importing():
         from .backends.minicpmo.config import load_config
-        from .backends.minicpmo.device import (
-            pick_device,
-            pick_dtype,
-            plan,
-            raising_device_lost,
-        )
+        from .backends.minicpmo.device import pick_device, pick_dtype, plan, raising_device_lost
         from .backends.minicpmo.model import VOCODER, DuplexModel
         from .backends.minicpmo.voices import planned
 

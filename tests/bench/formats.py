@@ -28,10 +28,7 @@ import zstandard
 from mcap.well_known import MessageEncoding
 from mcap.writer import Writer
 
-from protocol.values.model import (
-    INPUT_RATE_HZ,
-    OUTPUT_RATE_HZ,
-)
+from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ
 from recorder.format.blobs import extract
 from recorder.format.records import Record, Value
 

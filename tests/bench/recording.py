@@ -34,12 +34,7 @@ from rich.table import Table
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.model import (
-    Costs,
-    Finalized,
-    Opened,
-    UnitResult,
-)
+from protocol.values.model import Costs, Finalized, Opened, UnitResult
 from protocol.values.requests import Append, Init
 from protocol.wire.dialects.realtime import REALTIME
 from recorder.format.records import Fields, Record
@@ -89,9 +84,7 @@ def make_unit(speech: Speech, number: int) -> TalkUnit:
         pcm=speech.second(number, gain=0.8 + 0.0007 * number), frames=(camera_frame(number),)
     )
     return TalkUnit(
-        append=append,
-        frame=REALTIME.encode_request(append),
-        pcm=output_second(speech, number),
+        append=append, frame=REALTIME.encode_request(append), pcm=output_second(speech, number)
     )
 
 

@@ -239,8 +239,7 @@ def test_a_ratio_is_taken_within_a_round() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "bound"),
-    [({}, False), ({"load_lag_ms": 5.1}, True), ({"load_busy": 0.81}, True)],
+    ("changes", "bound"), [({}, False), ({"load_lag_ms": 5.1}, True), ({"load_busy": 0.81}, True)]
 )
 def test_a_load_that_was_late_or_busy_is_told(changes: dict[str, float], bound: bool) -> None:
     """The server is blamed for what the load could not do."""

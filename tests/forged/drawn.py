@@ -120,11 +120,7 @@ def _repeat_record(chance: Random, parts: list[Part]) -> None:
 
 
 def _change_records(
-    chance: Random,
-    parts: list[Part],
-    change: Callable[[bytes, bytes], bytes],
-    *,
-    times: int = 1,
+    chance: Random, parts: list[Part], change: Callable[[bytes, bytes], bytes], *, times: int = 1
 ) -> None:
     """Change a record of a block; those after it keep their numbers, where it comes once."""
     at = chance.randrange(len(parts))

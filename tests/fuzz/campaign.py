@@ -303,12 +303,7 @@ class Bytewise:
 
 
 def fuzz_bytes(
-    kind: str,
-    *,
-    seed: int,
-    budget: Budget,
-    out: Path,
-    read: Callable[[bytes], None] | None = None,
+    kind: str, *, seed: int, budget: Budget, out: Path, read: Callable[[bytes], None] | None = None
 ) -> Bytewise:
     """Break bytes until the budget is spent; an example is one input.
 

@@ -95,14 +95,8 @@ OUT_OF_ORDER: dict[str, tuple[str, tuple[object, ...]]] = {
     "created too early": ("answer", (CREATED,)),
     "created twice": ("answer", (*ACTIVE, CREATED)),
     "created unasked": ("answer", (DONE, CREATED)),
-    "another dialect": (
-        "undocumented",
-        (DONE, [INIT], {"type": "prepared", "prompt_length": 3}),
-    ),
-    "both dialects": (
-        "undocumented",
-        (*ACTIVE, {"type": "session.closed", "reason": "stopped"}),
-    ),
+    "another dialect": ("undocumented", (DONE, [INIT], {"type": "prepared", "prompt_length": 3})),
+    "both dialects": ("undocumented", (*ACTIVE, {"type": "session.closed", "reason": "stopped"})),
     "after the goodbye": ("answer", (*ACTIVE, [{"type": "session.close"}], CLOSED, DONE)),
     "an error unasked": ("answer", (*ACTIVE, error("invalid_event"))),
     "an error twice": ("answer", (*ACTIVE, NOPE, error("unknown_event"), error("unknown_event"))),

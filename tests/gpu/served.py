@@ -132,10 +132,7 @@ def replayed(logs: Path) -> dict[str, Any]:
     """Replay the longest log of a folder with the model."""
     log = max(logs.rglob("*.session.zst"), key=lambda path: path.stat().st_size)
     done = subprocess.run(
-        [*RUN, "replay", "--full", "--json", str(log)],
-        capture_output=True,
-        text=True,
-        check=False,
+        [*RUN, "replay", "--full", "--json", str(log)], capture_output=True, text=True, check=False
     )
     try:
         body = json.loads(done.stdout)

@@ -21,11 +21,7 @@ WAIT_S = 120
 
 def antiphon(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*RUN, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
+        [*RUN, *map(str, arguments)], capture_output=True, text=True, timeout=WAIT_S, check=False
     )
 
 

@@ -164,9 +164,6 @@ def test_it_attaches(server: tuple[LiveServer, Path], rate_hz: int) -> None:
             assert until(connection, "session.closed").reason == "close_requested"
             assert until(sideband, "session.closed").reason == "close_requested"
             assert list(sideband) == []
-    with (
-        pytest.raises(InvalidStatus),
-        client.live.sideband.connect(session_id="sess_000000000000"),
-    ):
+    with pytest.raises(InvalidStatus), client.live.sideband.connect(session_id="sess_000000000000"):
         pass
     assert "Traceback" not in live.errors.read_text()

@@ -170,8 +170,7 @@ def test_a_way_of_its_users_is_answered(tmp_path: Path, scene: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("transcriber", "words"),
-    [("tiny", "what time is it"), ("moonshine", "What time is it?")],
+    ("transcriber", "words"), [("tiny", "what time is it"), ("moonshine", "What time is it?")]
 )
 def test_what_its_user_says_is_written_down(tmp_path: Path, transcriber: str, words: str) -> None:
     """Its captions and its history have one side only."""

@@ -54,7 +54,7 @@ def test_a_page_loads_with_its_style_and_follows_its_links(base: str, tab: Tab) 
     assert tab.run("location.pathname") == "/duplex/duplex.html"
     assert tab.run("page.workers") == "1/1"
     assert tab.run("[page.voice.name, page.voice.sample_rate, page.voice.samples]") == [
-        *("anna", 16_000, 16_000),
+        *("anna", 16_000, 16_000)
     ]
     asked = {urlsplit(url).path for url in tab.requested}
     assert {"/static/look.css", "/duplex/duplex.mjs", "/api/presets"} <= asked

@@ -31,10 +31,7 @@ from tests.sessions.in_memory import pcm
 from tests.sessions.outliving import Load, differences
 from tests.sessions.resumed import KINDS, UNITS, Told, converse, until
 
-LONG: Final = {
-    "max_position_embeddings": 8192,
-    "tts_config": {"max_position_embeddings": 8192},
-}
+LONG: Final = {"max_position_embeddings": 8192, "tts_config": {"max_position_embeddings": 8192}}
 """Room for a turn that a model which never listens does not end."""
 SPOKEN: Final = sample(
     tuple(kind for kind in KINDS if "transcription" not in kind),

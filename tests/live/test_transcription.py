@@ -160,10 +160,7 @@ async def stream_audio_file(
             chunk = pcm_audio[i : i + 4096]
             await ws.send(
                 json.dumps(
-                    {
-                        "type": "input_audio_buffer.append",
-                        "audio": base64.b64encode(chunk).decode(),
-                    }
+                    {"type": "input_audio_buffer.append", "audio": base64.b64encode(chunk).decode()}
                 )
             )
         await ws.send(json.dumps({"type": "input_audio_buffer.commit", "final": True}))

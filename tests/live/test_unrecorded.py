@@ -30,16 +30,8 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
 }
 ENDS: Final = {"error", "session.created", "prepared", "done", "transcription.done"}
 DIALECTS: Final[dict[str, tuple[str, Body, str]]] = {
-    "realtime": (
-        "/v1/realtime?mode=audio",
-        {"type": "session.init", "payload": {}},
-        "payload",
-    ),
-    "realtime-chat": (
-        "/v1/realtime?mode=chat",
-        {"type": "session.init", "payload": {}},
-        "payload",
-    ),
+    "realtime": ("/v1/realtime?mode=audio", {"type": "session.init", "payload": {}}, "payload"),
+    "realtime-chat": ("/v1/realtime?mode=chat", {"type": "session.init", "payload": {}}, "payload"),
     "duplex-v1": (
         "/v1/realtime?mode=audio",
         {"type": "session.update", "session": {"instructions": "be brief"}},

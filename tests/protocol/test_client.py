@@ -440,8 +440,7 @@ def test_a_frame_alone_is_not_sent_in_audio_mode() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "mode"),
-    [("duplex-v1", "chat"), ("legacy-duplex", "chat"), ("legacy-chat", "video")],
+    ("name", "mode"), [("duplex-v1", "chat"), ("legacy-duplex", "chat"), ("legacy-chat", "video")]
 )
 def test_a_mode_that_a_dialect_has_not_is_the_callers_mistake(name: str, mode: Any) -> None:
     """Else a client speaks a language in which its wish has no words."""

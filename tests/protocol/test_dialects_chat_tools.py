@@ -12,13 +12,7 @@ from protocol.values.model import CALLS_MAX, Tool, ToolCall, ToolResult
 from protocol.values.requests import ChatMessage, Request, TextPart
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects import LEGACY_CHAT, REALTIME
-from tests.protocol.test_dialects_chat_inputs import (
-    CHAT,
-    HELLO,
-    ask,
-    ask_of_001,
-    explained_in_both,
-)
+from tests.protocol.test_dialects_chat_inputs import CHAT, HELLO, ask, ask_of_001, explained_in_both
 
 FUNCTION: dict[str, Any] = {
     "name": "clock",

@@ -86,10 +86,7 @@ def test_the_request_of_the_sources_clients_is_read() -> None:
                     "content": [
                         {"type": "text", "text": "Mimic the voice from the audio sample."},
                         {"type": "audio", "data": VOICE_TEXT},
-                        {
-                            "type": "text",
-                            "text": "You are a helpful assistant. Reply naturally.",
-                        },
+                        {"type": "text", "text": "You are a helpful assistant. Reply naturally."},
                     ],
                 },
                 {"role": "user", "content": "Hello!"},
@@ -128,12 +125,7 @@ def test_an_id_is_not_lost_in_silence() -> None:
 
 def test_the_queue_is_told_without_a_prefix() -> None:
     """Else a client of 004 does not see that it waits."""
-    place = {
-        "position": 2,
-        "estimated_wait_s": 20,
-        "ticket_id": "ticket_xxx",
-        "queue_length": 3,
-    }
+    place = {"position": 2, "estimated_wait_s": 20, "ticket_id": "ticket_xxx", "queue_length": 3}
     assert wire(Queued(place=PLACE)) == {"type": "queued", **place}
     assert wire(QueueUpdate(place=PLACE)) == {"type": "queue_update", **place}
     assert wire(QueueDone()) == {"type": "queue_done"}
@@ -156,11 +148,7 @@ def test_a_chunk_is_the_sources() -> None:
         "text_delta": "Hello",
         "audio_data": encode_base64(pcm),
     }
-    assert wire(delta(text="Hello")) == {
-        "type": "chunk",
-        "text_delta": "Hello",
-        "audio_data": None,
-    }
+    assert wire(delta(text="Hello")) == {"type": "chunk", "text_delta": "Hello", "audio_data": None}
     assert wire(delta(pcm=pcm))["text_delta"] is None
 
 
@@ -199,11 +187,7 @@ def test_done_is_the_sources() -> None:
 def test_an_error_stands_at_the_top() -> None:
     """Else a documented client shows an object where a text should be."""
     report = ErrorReport(code=ErrorCode.INFERENCE_ERROR, message="the turn failed")
-    assert wire(report) == {
-        "type": "error",
-        "error": "the turn failed",
-        "code": "inference_error",
-    }
+    assert wire(report) == {"type": "error", "error": "the turn failed", "code": "inference_error"}
 
 
 def test_the_sources_server_is_understood() -> None:

@@ -118,10 +118,7 @@ PREPARES: list[tuple[dict[str, object], dict[str, Any]]] = [
     ({"config": {"generate_audio": False}}, config(generate_audio=False)),
     ({"config": {"ls_mode": "explicit", "chunk_ms": 1000, "sample_rate": 16_000}}, {}),
     ({"config": {"force_listen_count": 0}}, config(force_listen_count=0)),
-    (
-        {"config": {"max_new_speak_tokens_per_chunk": 2}},
-        config(max_new_speak_tokens_per_chunk=2),
-    ),
+    ({"config": {"max_new_speak_tokens_per_chunk": 2}}, config(max_new_speak_tokens_per_chunk=2)),
     ({"config": {"temperature": 0}}, config(temperature=0.0)),
     ({"config": {"top_k": 1}}, config(top_k=1)),
     ({"config": {"top_p": 1}}, config(top_p=1.0)),
@@ -156,11 +153,7 @@ APPEND = Append(pcm=SECOND)
 CHUNKS: list[tuple[Context, dict[str, object], dict[str, Any]]] = [
     (VIDEO, {"audio": AUDIO_TEXT}, {}),
     (VIDEO, {"audio_base64": AUDIO_TEXT}, {}),
-    (
-        VIDEO,
-        {"audio": AUDIO_TEXT, "audio_base64": 5},
-        {"ignored": ("$.audio_base64",)},
-    ),
+    (VIDEO, {"audio": AUDIO_TEXT, "audio_base64": 5}, {"ignored": ("$.audio_base64",)}),
     (VIDEO, {"audio": AUDIO_TEXT, "frame_base64_list": [FRAME] * 4}, {"frames": (JPEG,) * 4}),
     (VIDEO, {"audio": AUDIO_TEXT, "frame_base64_list": None}, {}),
     (VIDEO, {"audio": AUDIO_TEXT, "video_frames": [5]}, {"ignored": ("$.video_frames",)}),
@@ -408,11 +401,7 @@ ENDS: list[tuple[Any, list[dict[str, object]], Any]] = [
     ("client", [STOPPED], "client"),
     ("cancelled", [STOPPED], "client"),
     ("timeout", [{"type": "timeout", "reason": "the session's time is over"}], "timeout"),
-    (
-        "pause_timeout",
-        [{"type": "timeout", "reason": "the pause was too long"}],
-        "pause_timeout",
-    ),
+    ("pause_timeout", [{"type": "timeout", "reason": "the pause was too long"}], "pause_timeout"),
     *(
         (code, [{"type": "error", "error": text, "code": code}, STOPPED], code)
         for code, text in (

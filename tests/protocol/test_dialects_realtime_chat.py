@@ -172,10 +172,7 @@ def test_done_is_the_sources_with_the_counts_among_its_metrics() -> None:
 
 @pytest.mark.parametrize(
     ("streaming", "types", "in_done"),
-    [
-        (True, ["response.output.delta", "response.done"], False),
-        (False, ["response.done"], True),
-    ],
+    [(True, ["response.output.delta", "response.done"], False), (False, ["response.done"], True)],
 )
 def test_speech_comes_with_the_end_only_where_nothing_is_streamed(
     streaming: bool, types: list[str], in_done: bool

@@ -20,12 +20,7 @@ class Talk:
 
     def __init__(self, *, opening: str = "") -> None:
         opened = ev.ConnectionOpened(
-            recording_id="rec-1",
-            created_ms=1,
-            mode="audio",
-            seed=1,
-            limits=LIMITS,
-            recording="off",
+            recording_id="rec-1", created_ms=1, mode="audio", seed=1, limits=LIMITS, recording="off"
         )
         self.session, _ = Session.open(opened)
         self.now_ns, self.units = 0, 0

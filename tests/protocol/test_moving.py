@@ -31,12 +31,7 @@ class World(SessionMachine):
         super().__init__()
         self.done: list[ef.Effect] = []
         self.open(
-            "realtime",
-            deferred,
-            can_rollback=True,
-            active=True,
-            rebuilds=rebuilds,
-            resumes=False,
+            "realtime", deferred, can_rollback=True, active=True, rebuilds=rebuilds, resumes=False
         )
 
     def take(self, event: ev.Event, effects: tuple[ef.Effect, ...]) -> None:

@@ -38,12 +38,7 @@ class Client:
 
     def __init__(self, mode: Mode, *, is_served: bool = False) -> None:
         opened = ev.ConnectionOpened(
-            recording_id="rec-1",
-            created_ms=1,
-            mode=mode,
-            seed=1,
-            limits=LIMITS,
-            recording="off",
+            recording_id="rec-1", created_ms=1, mode=mode, seed=1, limits=LIMITS, recording="off"
         )
         self.session, effects = Session.open(opened)
         self.effects = list(effects)

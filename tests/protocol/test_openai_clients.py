@@ -356,10 +356,7 @@ def test_last_words_that_never_come_are_told() -> None:
     client, _ = expired()
     [refused] = client.say("response.create")
     assert refused["error"]["code"] == "session_expired"
-    assert client.wait(11)[-2:] == [
-        "conversation.item.input_audio_transcription.failed",
-        "error",
-    ]
+    assert client.wait(11)[-2:] == ["conversation.item.input_audio_transcription.failed", "error"]
     assert client.session.end_reason == "timeout"
 
 

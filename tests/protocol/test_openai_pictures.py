@@ -153,10 +153,7 @@ def test_the_model_sees_a_jpeg_of_each() -> None:
     """It would be given files that it cannot read, or the wrong ones."""
     client = Client()
     client.hear(QUIET)
-    assert show(client, *PICTURES.values()) == [
-        "conversation.item.added",
-        "conversation.item.done",
-    ]
+    assert show(client, *PICTURES.values()) == ["conversation.item.added", "conversation.item.done"]
     client.decode()
     client.hear(QUIET)
     assert client.frames == tuple(map(decode_image, PICTURES.values()))

@@ -156,12 +156,7 @@ def test_limits_and_defaults_are_those_of_the_rows() -> None:
         "properties": {
             "a": {"type": "string", "minLength": 2, "maxLength": 5},
             "b": {"type": ["integer", "null"], "minimum": 1, "maximum": 9, "default": 3},
-            "c": {
-                "type": ["number", "null"],
-                "exclusiveMinimum": 0,
-                "maximum": 1,
-                "default": 0.5,
-            },
+            "c": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1, "default": 0.5},
             "d": {"type": ["string", "null"], "enum": ["x", "y", None]},
             "e": {"type": ["boolean", "null"], "default": True},
         },

@@ -52,10 +52,7 @@ def test_sixteen_bit_floats_round_trip(values: list[int], convention: int) -> No
 
 @pytest.mark.parametrize(
     ("data", "codec"),
-    [
-        (exact(VALUES, 32768.0), blobs.EXACT_16),
-        (exact(VALUES * 0.1, 32768.0), blobs.SHUFFLE_4),
-    ],
+    [(exact(VALUES, 32768.0), blobs.EXACT_16), (exact(VALUES * 0.1, 32768.0), blobs.SHUFFLE_4)],
 )
 def test_small_and_large_pieces_are_stored_alike(
     data: bytes, codec: int, monkeypatch: pytest.MonkeyPatch

@@ -166,8 +166,7 @@ def test_each_measure_is_what_its_definition_says(units: list[Drawn]) -> None:
         "barge_in_end_probability": _percent([it.ends for it in over]),
         "logits_otherwise": share([it.logits for it in kept if it.logits is not None]),
         "tokens_otherwise": _parts(
-            sum(sum(it.tokens) for it in kept) + len(flips),
-            sum(1 + len(it.tokens) for it in free),
+            sum(sum(it.tokens) for it in kept) + len(flips), sum(1 + len(it.tokens) for it in free)
         ),
         "codes_otherwise": share([other for it in kept for other in it.codes]),
         "sound_otherwise": share([it.sound for it in kept if it.sound is not None]),

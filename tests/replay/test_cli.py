@@ -242,10 +242,7 @@ def test_full_replay_without_the_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "flags",
-    [
-        *(("--full", "--go-on"), ("--full", "--jobs", "2")),
-        *(("--anyway",), ("--model", "x")),
-    ],
+    [*(("--full", "--go-on"), ("--full", "--jobs", "2")), *(("--anyway",), ("--model", "x"))],
 )
 def test_replay_refuses_flags_that_mean_nothing(flags: tuple[str, ...], busy_path: Path) -> None:
     """A flag would be taken and do nothing."""
@@ -396,7 +393,7 @@ def test_inspect(tmp_path: Path, busy_path: Path) -> None:
     body = told(inspect_command, busy_path)
     assert {"states", "duration_ns", "units", "drops", "errors", "end"} <= body.keys()
     assert [span["state"] for span in body["states"]] == [
-        *("QUEUED", "CONNECTED", "ACTIVE", "CLOSED"),
+        *("QUEUED", "CONNECTED", "ACTIVE", "CLOSED")
     ]
     assert len(body["units"]) == 27
     text = call(inspect_command, busy_path).stdout

@@ -226,11 +226,7 @@ def test_what_cannot_be_measured_is_absent() -> None:
 
 def test_the_benchmark_takes_short_speech_of_few_words_for_no_turn() -> None:
     """Its numbers could not be compared with ours."""
-    for model, words, takes in [
-        ((3, 3.9), 3, False),
-        ((3, 3.9), 4, True),
-        ((3, 4), 1, True),
-    ]:
+    for model, words, takes in [((3, 3.9), 3, False), ((3, 3.9), 4, True), ((3, 4), 1, True)]:
         found = measured(talk([(1, 2)], [model], words=[(3, words)]))
         assert found["fdb_v1_take_over_rate"] == Ratio(takes, 1)
         assert ("fdb_v1_latency" in found) is takes

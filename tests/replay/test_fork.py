@@ -160,11 +160,7 @@ def test_a_fork_is_a_log_like_any_other(log: Path) -> None:
     assert (report.identical, report.units) == (True, 13), report.first_divergence
     with LogReader(path) as reader, LogReader(log) as parent:
         head, old = reader.head.fields, parent.head.fields
-    assert head["parent"] == {
-        "recording": "rec-000001",
-        "seq": forked.parent_seq,
-        "unit": 5,
-    }
+    assert head["parent"] == {"recording": "rec-000001", "seq": forked.parent_seq, "unit": 5}
     assert head["recording_id"] == "fork-1"
     assert (head["seed"], head["fingerprint"]) == (old["seed"], old["fingerprint"])
     config: Any = head["config"]

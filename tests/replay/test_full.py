@@ -324,8 +324,7 @@ def made_by(*, device: str, dtype: str, deterministic: bool) -> dict[str, Any]:
 
 @pytest.mark.parametrize("has_gpu", [False, True])
 def test_a_model_is_loaded_as_it_was_recorded(
-    monkeypatch: pytest.MonkeyPatch,
-    has_gpu: bool,
+    monkeypatch: pytest.MonkeyPatch, has_gpu: bool
 ) -> None:
     """A log in another format, or of a GPU, would only ever be said to be of another place."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)

@@ -180,12 +180,7 @@ def test_words_are_parted_where_their_text_is() -> None:
 
     pieces = [piece(0, "one tw", "a"), piece(1, "o three", "a"), piece(2, "four", "b")]
     found = [(it["text"], it["timestamp"]) for it in chunks_of(pieces)]
-    assert found == [
-        ("one", [0, 0.5]),
-        ("two", [0.5, 1.5]),
-        ("three", [1.5, 2]),
-        ("four", [2, 3]),
-    ]
+    assert found == [("one", [0, 0.5]), ("two", [0.5, 1.5]), ("three", [1.5, 2]), ("four", [2, 3])]
 
 
 def test_a_recording_in_stereo_is_heard_as_its_log(tmp_path: Path) -> None:

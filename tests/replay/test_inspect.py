@@ -85,7 +85,7 @@ def test_tells_of_failures_and_interruptions() -> None:
     scene.send(APPENDS[0])
     units = tell(scene).units
     assert [unit.outcome for unit in units] == [
-        *("listen", "failed", "withheld", "listen", "pending"),
+        *("listen", "failed", "withheld", "listen", "pending")
     ]
     assert units[2].cut is not None
     assert [unit.forced for unit in units] == [False, False, False, True, False]

@@ -268,11 +268,7 @@ def test_finds_another_end() -> None:
     for change in ({"reason": "timeout"}, {"units": 3}, {"frames_sent": 0}):
         wrong = attrs.evolve(fin, fields={**fin.fields, **change})
         found = divergence([*busy()[:-1], wrong])
-        assert (found.seq, found.kind, found.field.partition("[")[0]) == (
-            fin.seq,
-            "fin",
-            *change,
-        )
+        assert (found.seq, found.kind, found.field.partition("[")[0]) == (fin.seq, "fin", *change)
     cut_off = attrs.evolve(fin, fields={**fin.fields, "reason": "broken_off"})
     assert replay([*busy()[:-1], cut_off]).identical
     after = attrs.evolve(busy()[1], seq=fin.seq + 1)

@@ -424,7 +424,7 @@ def test_steps_are_those_of_the_log() -> None:
         opened = read_opening(VIDEO)
         found = list(steps(reader, Wire(opened)))
     assert [one.kind for one in found if isinstance(one, Received)] == [
-        *("init", *("append",) * 6, "unknown", *("append",) * 4, "close"),
+        *("init", *("append",) * 6, "unknown", *("append",) * 4, "close")
     ]
     assert sum(isinstance(one, Sent) for one in found) == 20
     assert found[-1] == Ended(at_ns=10_300 * MS, how="closed", code=1000, reason="stopped")

@@ -86,10 +86,7 @@ def test_the_folder_is_that_of_the_server(here: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        (
-            "d",
-            "d: there is no recording d in recordings: `antiphon recordings list recordings`",
-        ),
+        ("d", "d: there is no recording d in recordings: `antiphon recordings list recordings`"),
         (
             "none/d",
             "none/d: there is no such file, and no folder none with a recording d: name its file, "

@@ -137,10 +137,7 @@ def test_a_damaged_log_is_named_and_stops_no_other(folder: Path) -> None:
     assert result.exit_code == 0
     assert "5 sessions" in result.stdout
     complaints = dict(sorted(line.split(": ", 1) for line in result.stderr.splitlines()))
-    assert [Path(log).name for log in complaints] == [
-        f"empty{SUFFIX}",
-        f"v1-damaged-twice{SUFFIX}",
-    ]
+    assert [Path(log).name for log in complaints] == [f"empty{SUFFIX}", f"v1-damaged-twice{SUFFIX}"]
     assert "measured with gaps" in complaints[str(folder / f"v1-damaged-twice{SUFFIX}")]
 
 

@@ -30,11 +30,7 @@ ASKED: Final = {"role": "user", "content": [{"type": "audio", "data": "%" * 1_99
 REFUSED: Final = json.dumps({"type": "input.append", "input": {"messages": [ASKED]}})
 WHOLE: Final = hashlib.blake2b(REFUSED.encode(), digest_size=16).hexdigest()
 KEPT: Final = f"2.0 MB, first 1 KiB kept, blake2b {WHOLE}"
-FRAMES: Final = (
-    '{"type": "session.init", "payload": {}}',
-    REFUSED,
-    '{"type": "session.close"}',
-)
+FRAMES: Final = ('{"type": "session.init", "payload": {}}', REFUSED, '{"type": "session.close"}')
 
 
 @pytest.fixture(scope="module")

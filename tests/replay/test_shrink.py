@@ -292,10 +292,7 @@ def test_the_command_writes_a_fixture(tmp_path: Path) -> None:
     assert (result.exit_code, body["minimal"], body["events"]) == (0, True, 6)
     assert says(small)
     again = call(log, "--output", small, "--", sys.executable, check)
-    assert (again.exit_code, again.stderr) == (
-        2,
-        f"Error: {small}: it exists: give another name\n",
-    )
+    assert (again.exit_code, again.stderr) == (2, f"Error: {small}: it exists: give another name\n")
 
 
 def test_what_the_command_says(tmp_path: Path) -> None:

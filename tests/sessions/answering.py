@@ -61,9 +61,7 @@ NO_ANSWERS: Final = Answers()
 
 
 def play(
-    frames: Iterable[Frame],
-    answers: Answers = NO_ANSWERS,
-    opened: ev.ConnectionOpened = OPENED,
+    frames: Iterable[Frame], answers: Answers = NO_ANSWERS, opened: ev.ConnectionOpened = OPENED
 ) -> list[ev.Event]:
     """Play a client that sends frames, one a second, and then is gone."""
     remaker, events = Remaker(), list[ev.Event]()

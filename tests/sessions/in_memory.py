@@ -327,12 +327,7 @@ class World:
         return peer
 
     async def activate(
-        self,
-        mode: Mode = "video",
-        *,
-        resumable: bool = False,
-        address: str = "",
-        **payload: object,
+        self, mode: Mode = "video", *, resumable: bool = False, address: str = "", **payload: object
     ) -> Peer:
         """Open a connection and bring it to ACTIVE."""
         peer = self.connect(mode, resumable=resumable, address=address)

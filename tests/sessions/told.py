@@ -31,10 +31,7 @@ def told_in_realtime(message: ServerMessage) -> ServerMessage:
             return attrs.evolve(message, metrics=without_clock(message.metrics))
         case Response():
             return attrs.evolve(
-                message,
-                recording_id="",
-                streaming=None,
-                metrics=without_clock(message.metrics),
+                message, recording_id="", streaming=None, metrics=without_clock(message.metrics)
             )
     return message
 

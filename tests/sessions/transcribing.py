@@ -33,11 +33,7 @@ class Talk:
     """A transcription under way, the server's end and the client's."""
 
     def __init__(
-        self,
-        limits: ev.SessionLimits = LIMITS,
-        *,
-        is_leased: bool = True,
-        behaviour: int = 0,
+        self, limits: ev.SessionLimits = LIMITS, *, is_leased: bool = True, behaviour: int = 0
     ) -> None:
         opened = ev.ConnectionOpened(
             recording_id="rec-1",

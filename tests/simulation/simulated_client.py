@@ -63,16 +63,7 @@ from tests.simulation.simulated_socket import Link, LinkPlan
 from tests.simulation.simulated_way import Visit, Way
 
 Character = Literal[
-    "good",
-    "slow",
-    "hasty",
-    "flooding",
-    "forcing",
-    "garbage",
-    "silent",
-    "idle",
-    "pausing",
-    "deaf",
+    "good", "slow", "hasty", "flooding", "forcing", "garbage", "silent", "idle", "pausing", "deaf"
 ]
 VOICE_SAMPLES: Final = 8_000
 TURN_S: Final = 40.0

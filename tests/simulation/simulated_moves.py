@@ -48,12 +48,7 @@ class Moves:
         self.past_s = self.moved = 0
 
     def follow(
-        self,
-        event: ev.Event,
-        effects: tuple[ef.Effect, ...],
-        *,
-        is_answer: bool,
-        may_fail: bool,
+        self, event: ev.Event, effects: tuple[ef.Effect, ...], *, is_answer: bool, may_fail: bool
     ) -> None:
         """Judge a step of a session that lives.
 

@@ -37,10 +37,7 @@ _OF_LIVE: Final = {
     "session.started": "session.created",
     "session.output_audio.delta": "unit",
 }
-_OF_OPENAI: Final = {
-    "response.output_audio.delta": "unit",
-    "response.output_text.delta": "unit",
-}
+_OF_OPENAI: Final = {"response.output_audio.delta": "unit", "response.output_text.delta": "unit"}
 _OMNI_SOUND: Final = "response.output_audio.delta"
 _OMNI_WORDS: Final = frozenset({"response.output_audio_transcript.delta"})
 _SECOND_NS: Final = 1_000_000_000

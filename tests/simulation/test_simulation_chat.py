@@ -24,15 +24,7 @@ from runtime.media.values import Decoded, MediaError
 from runtime.model.backends.scripted import Call, ScriptedBackend
 from runtime.model.backends.scripted_chat import Answer
 from tests.golden.stage import picture
-from tests.sessions.in_memory import (
-    Peer,
-    World,
-    base64,
-    close_frame,
-    on_virtual_time,
-    pcm,
-    world,
-)
+from tests.sessions.in_memory import Peer, World, base64, close_frame, on_virtual_time, pcm, world
 
 TOKEN_S = 0.1
 

@@ -30,10 +30,7 @@ def request(voice: str) -> dict[str, Any]:
         {"type": "text", "text": "Answer in a few words."},
     ]
     return {
-        "messages": [
-            {"role": "system", "content": system},
-            {"role": "user", "content": "Hello!"},
-        ],
+        "messages": [{"role": "system", "content": system}, {"role": "user", "content": "Hello!"}],
         "streaming": True,
         "generation": {"max_new_tokens": 256, "temperature": 0.7},
         "tts": {"enabled": True, "mode": "audio_assistant", "ref_audio_data": voice},

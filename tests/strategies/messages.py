@@ -469,10 +469,7 @@ transcription_answers = st.one_of(
     ),
     st.builds(TranscriptDelta, text=st.text(min_size=1, max_size=20)),
     st.builds(
-        TranscriptDone,
-        text=st.text(max_size=40),
-        prompt_tokens=_counts,
-        completion_tokens=_counts,
+        TranscriptDone, text=st.text(max_size=40), prompt_tokens=_counts, completion_tokens=_counts
     ),
     transcription_errors,
     st.builds(

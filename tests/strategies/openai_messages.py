@@ -92,12 +92,7 @@ def _items(
 
 
 _calls = st.builds(ToolCall, id=_ids, name=names, arguments=_texts)
-call_items = st.builds(
-    Item,
-    id=_item_ids,
-    role=st.just("assistant"),
-    call=_calls,
-)
+call_items = st.builds(Item, id=_item_ids, role=st.just("assistant"), call=_calls)
 new_calls = call_items.map(lambda item: attrs.evolve(item, status="in_progress"))
 result_items = st.builds(
     Item,
@@ -108,10 +103,7 @@ result_items = st.builds(
 items = st.one_of(*map(_items, PARTS_OF), call_items, result_items)
 new_items = st.builds(Item, id=_item_ids, role=st.just("assistant"), status=st.just("in_progress"))
 _made_parts = st.builds(
-    Part,
-    kind=st.sampled_from(["output_text", "output_audio"]),
-    text=_texts,
-    is_whole=st.booleans(),
+    Part, kind=st.sampled_from(["output_text", "output_audio"]), text=_texts, is_whole=st.booleans()
 )
 whole_items = st.builds(
     Item,
@@ -284,10 +276,7 @@ _inputs = st.one_of(
         at_ms=st.integers(0, 2**40),
     ),
     st.builds(
-        InputStep,
-        kind=st.just("committed"),
-        item_id=_item_ids,
-        previous_id=st.none() | _item_ids,
+        InputStep, kind=st.just("committed"), item_id=_item_ids, previous_id=st.none() | _item_ids
     ),
     st.just(InputStep(kind="cleared")),
     st.builds(InputStep, kind=st.just("transcript_delta"), item_id=_item_ids, text=_texts),
@@ -316,10 +305,7 @@ def with_status(step: ItemStep) -> ItemStep:
 
 
 _added = st.builds(
-    ItemStep,
-    kind=st.sampled_from(["added", "done"]),
-    item=items,
-    previous_id=st.none() | _item_ids,
+    ItemStep, kind=st.sampled_from(["added", "done"]), item=items, previous_id=st.none() | _item_ids
 ).map(with_status)
 
 

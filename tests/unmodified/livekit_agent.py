@@ -31,10 +31,7 @@ class Microphone(io.AudioInput):
         """Say a piece."""
         self._frames.put_nowait(
             rtc.AudioFrame(
-                data=piece,
-                sample_rate=RATE_HZ,
-                num_channels=1,
-                samples_per_channel=len(piece) // 2,
+                data=piece, sample_rate=RATE_HZ, num_channels=1, samples_per_channel=len(piece) // 2
             )
         )
 

@@ -26,10 +26,7 @@ def watched(session: Any, report: Report) -> Send:
     async def send(piece: bytes) -> None:
         session.push_audio(
             rtc.AudioFrame(
-                data=piece,
-                sample_rate=RATE_HZ,
-                num_channels=1,
-                samples_per_channel=len(piece) // 2,
+                data=piece, sample_rate=RATE_HZ, num_channels=1, samples_per_channel=len(piece) // 2
             )
         )
 

@@ -26,10 +26,7 @@ async def main() -> None:
 
         async def send(piece: bytes) -> None:
             frame = rtc.AudioFrame(
-                data=piece,
-                sample_rate=RATE_HZ,
-                num_channels=1,
-                samples_per_channel=len(piece) // 2,
+                data=piece, sample_rate=RATE_HZ, num_channels=1, samples_per_channel=len(piece) // 2
             )
             stream.push_frame(frame)
 

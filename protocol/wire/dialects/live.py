@@ -296,10 +296,7 @@ _UPDATE: Final = Table(
     closed=_CLOSED,
 )
 _CLOSE: Final = Table(
-    CloseRequest,
-    _ignored("event_id"),
-    tag={"type": shared.SESSION_CLOSE},
-    lacks={"reason": None},
+    CloseRequest, _ignored("event_id"), tag={"type": shared.SESSION_CLOSE}, lacks={"reason": None}
 )
 """It is honoured in every state, so nothing in it is refused."""
 REQUESTS: Final = {

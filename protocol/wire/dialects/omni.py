@@ -203,14 +203,7 @@ _INIT: Final = Table(
                 doc="Settings of the model.",
             ),
             RECORD,
-            Field(
-                "tools",
-                FUNCTIONS,
-                (),
-                omit=True,
-                since=DUPLEX_TOOLS,
-                doc=CALLED,
-            ),
+            Field("tools", FUNCTIONS, (), omit=True, since=DUPLEX_TOOLS, doc=CALLED),
             *(
                 ignored(name)
                 for name in ("idle_timeout_s", "input_audio_transcription", "tracing", "speed")

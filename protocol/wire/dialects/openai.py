@@ -313,12 +313,7 @@ def _is_null(body: Json, name: str) -> bool:
     return isinstance(found, dict) and found.get(name, found) is None
 
 
-OPENAI: Final = OpenAI(
-    "openai",
-    _TYPES,
-    requests.REQUESTS,
-    answers.ANSWERS,
-)
+OPENAI: Final = OpenAI("openai", _TYPES, requests.REQUESTS, answers.ANSWERS)
 OPENAI_TRANSCRIPTION: Final = OpenAI(
     "openai-transcription",
     {table.kind: request for request, table in REQUESTS.items()},

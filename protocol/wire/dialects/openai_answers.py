@@ -347,10 +347,7 @@ TRANSCRIPTS: Final = {
         Field("transcript", TEXT, attr="text", doc="The whole transcript."),
         Object(
             "usage",
-            (
-                fixed("type", "duration"),
-                Field("seconds", _SECONDS, attr="at_ms", example=1.5),
-            ),
+            (fixed("type", "duration"), Field("seconds", _SECONDS, attr="at_ms", example=1.5)),
             doc="How long it was.",
         ),
         tag={"type": f"{TRANSCRIPTION}.completed"},
@@ -460,10 +457,7 @@ CREATED: Final = Table(
     EVENT_ID,
     Object(
         "conversation",
-        (
-            Field("id", TEXT, example="conv_7b20d9c3a415"),
-            fixed("object", "realtime.conversation"),
-        ),
+        (Field("id", TEXT, example="conv_7b20d9c3a415"), fixed("object", "realtime.conversation")),
         doc="The conversation.",
     ),
     tag={"type": "conversation.created"},

@@ -292,12 +292,7 @@ CONFIGURE: Final = Table(
             Field("model", TEXT, None, attr=DROPPED, doc="Ignored: the address names the model."),
             Field("instructions", PROMPT, None, omit=True),
             Field(
-                "output_modalities",
-                MODALITY,
-                None,
-                attr="modality",
-                omit=True,
-                example=["audio"],
+                "output_modalities", MODALITY, None, attr="modality", omit=True, example=["audio"]
             ),
             Object(
                 "audio",
@@ -394,8 +389,7 @@ def told_heard(transcription: Row, how: Table = DETECTION) -> Object:
 
 
 _TRANSCRIBER: Final = Kind(
-    read=lambda *_: None,
-    schema={"type": "object", "additionalProperties": {"type": "string"}},
+    read=lambda *_: None, schema={"type": "object", "additionalProperties": {"type": "string"}}
 )
 SESSION: Final = Object(
     "session",

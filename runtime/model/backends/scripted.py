@@ -164,12 +164,7 @@ CallScript = Callable[[Step, Unit, Sequence[Tool]], Step]
 
 
 def calling(
-    name: str = "",
-    arguments: str = "{}",
-    *,
-    at: int = 2,
-    every: int = 10,
-    says: str = "it is {}.",
+    name: str = "", arguments: str = "{}", *, at: int = 2, every: int = 10, says: str = "it is {}."
 ) -> CallScript:
     """Call a tool, by default the first, at a unit and every so many later; say what it returned.
 

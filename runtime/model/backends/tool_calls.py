@@ -145,9 +145,7 @@ FAULT_CHARS_MAX: Final = 256
 
 
 def span_of(
-    text: str,
-    tools: Sequence[Tool],
-    read: Callable[[str, Sequence[Tool]], ToolCall] = read_call,
+    text: str, tools: Sequence[Tool], read: Callable[[str, Sequence[Tool]], ToolCall] = read_call
 ) -> Span:
     """Read a call that a model wrote in the silent part of its units, in the form of `read`."""
     if len(text) > SILENT_CHARS_MAX:

@@ -405,10 +405,7 @@ class Vocoder:
     # -- sound -------------------------------------------------------------------------------------
 
     def _sounded(
-        self,
-        chunks: Sequence[Chunk],
-        turns: Sequence[Turn],
-        flowed: Sequence[tuple[Tensor, Turn]],
+        self, chunks: Sequence[Chunk], turns: Sequence[Turn], flowed: Sequence[tuple[Tensor, Turn]]
     ) -> list[Spoken]:
         """Turn mel frames into sound, those of one length together, with those kept before them."""
         found, groups = dict[int, Spoken](), dict[tuple[int, int], list[int]]()

@@ -130,11 +130,7 @@ def reckon(
             cost=f"{log_bytes / 1e3:.0f} kB/s",
             sessions=int(SHARE_MAX * gateway.disk_mb_s * 1e6 / log_bytes),
         ),
-        Limit(
-            name="`connections_max`",
-            cost="1 connection",
-            sessions=CONNECTIONS_MAX,
-        ),
+        Limit(name="`connections_max`", cost="1 connection", sessions=CONNECTIONS_MAX),
         Limit(
             name=f"memory, {gateway.memory_gb:g} GB",
             cost=f"{memory / 1e6:.1f} MB",

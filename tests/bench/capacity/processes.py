@@ -101,10 +101,7 @@ async def serve_gateway(folder: Path, secrets: Path, ports: list[str]) -> None:
         worker_ca=secrets / "ca.crt",
     )
     await run(
-        settings,
-        load=_load,
-        on_bound=bound.extend,
-        on_ready=lambda: meter.start(bound[0].port),
+        settings, load=_load, on_bound=bound.extend, on_ready=lambda: meter.start(bound[0].port)
     )
 
 

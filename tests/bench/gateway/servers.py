@@ -198,10 +198,7 @@ async def _serve_antiphon(meter: Meter, folder: Path | None) -> None:
     settings = attrs.evolve(_UNBOUND, record_to=folder)
     bound: list[Address] = []
     await run(
-        settings,
-        load=_load,
-        on_bound=bound.extend,
-        on_ready=lambda: meter.start(bound[0].port),
+        settings, load=_load, on_bound=bound.extend, on_ready=lambda: meter.start(bound[0].port)
     )
 
 
@@ -241,11 +238,7 @@ async def _listen(
     listeners: Any, on_websocket: Any, app: Any, *, task_status: anyio.abc.TaskStatus[Any]
 ) -> None:
     await listener.serve(
-        listeners,
-        on_websocket=on_websocket,
-        app=app,
-        settings=_UNBOUND,
-        task_status=task_status,
+        listeners, on_websocket=on_websocket, app=app, settings=_UNBOUND, task_status=task_status
     )
 
 

@@ -421,10 +421,7 @@ def follow_and_get_stuck(shop: Shop, recording_id: str) -> socket.socket:
 
 def test_who_does_not_read_holds_nothing_up(shop: Shop) -> None:
     """Whoever watches a session over a bad line would slow it down, or its recording."""
-    with (
-        shop.session() as (websocket, recording_id),
-        follow_and_get_stuck(shop, recording_id),
-    ):
+    with shop.session() as (websocket, recording_id), follow_and_get_stuck(shop, recording_id):
         for _ in range(8):
             websocket.send(append_frame())
             hear(websocket, "response.output.delta")

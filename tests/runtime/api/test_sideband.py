@@ -96,7 +96,7 @@ def test_what_is_past_is_counted_and_not_told() -> None:
     past = [started(), sound(bytes(960), "session.input_audio.append"), second, second]
     events = told(Sideband(4), log(*past, second, "fin"))
     assert [it.type for it in events] == [
-        *("session.started", "session.output_audio.delta", "session.closed"),
+        *("session.started", "session.output_audio.delta", "session.closed")
     ]
     assert (events[1].start_ms, events[1].end_ms) == (2000, 3000)
 

@@ -163,10 +163,7 @@ async def test_a_worker_that_reads_nothing_is_lost() -> None:
 
     async with fake_worker(talk) as backend:
         large = Opening(
-            instructions="",
-            voice=Voice(llm_pcm=bytes(8_000_000)),
-            config=DuplexConfig(),
-            seed=1,
+            instructions="", voice=Voice(llm_pcm=bytes(8_000_000)), config=DuplexConfig(), seed=1
         )
         with pytest.raises(BackendGone, match="it took nothing for"):
             await backend.open(large, slot=0)
@@ -178,10 +175,7 @@ async def test_what_waits_for_a_worker_is_bounded(monkeypatch: pytest.MonkeyPatc
     async with fake_worker(never) as backend:
         backend._link._outbox._bytes_max = 1_000_000
         large = Opening(
-            instructions="",
-            voice=Voice(llm_pcm=bytes(900_000)),
-            config=DuplexConfig(),
-            seed=1,
+            instructions="", voice=Voice(llm_pcm=bytes(900_000)), config=DuplexConfig(), seed=1
         )
         monkeypatch.setattr(ms, "SHARED_BYTES_MAX", 0)
         async with anyio.create_task_group() as tasks:

@@ -116,10 +116,7 @@ async def test_all_of_a_turn_is_sent() -> None:
                 role="user", content=(Picture(jpeg=b"\xff\xd8 1"), Picture(jpeg=b"\xff\xd8 2"))
             ),
             Message(role="assistant", content=(Text(text="two cats"),)),
-            Message(
-                role="user",
-                content=(Text(text="and"), Picture(jpeg=seen), Sound(pcm=heard)),
-            ),
+            Message(role="user", content=(Text(text="and"), Picture(jpeg=seen), Sound(pcm=heard))),
         ),
         config=ChatConfig(
             max_new_tokens=7, temperature=0.0, top_p=0.5, top_k=9, length_penalty=1.5

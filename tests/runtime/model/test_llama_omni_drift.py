@@ -244,10 +244,7 @@ async def test_a_server_that_strays_is_told_apart(name: str) -> None:
         (delta("text", text=SECRET), "expected nothing between units, got a delta of kind text"),
         (delta("listen"), "expected nothing between units, got a delta of kind listen"),
         (done(), "expected nothing between units, got response.done"),
-        (
-            {"type": "session.created", "session_id": "x"},
-            "expected nothing between units, got",
-        ),
+        ({"type": "session.created", "session_id": "x"}, "expected nothing between units, got"),
     ],
 )
 async def test_an_answer_for_nothing_is_an_error(extra: Item, expected: str) -> None:
@@ -294,10 +291,7 @@ async def test_a_units_text_is_bounded() -> None:
             [{"type": "session.closed", "reason": "prefill_failed"}, CLOSE],
             "the remote ended the session, reason prefill_failed",
         ),
-        (
-            [{"type": "session.closed", "reason": SECRET}],
-            "the remote ended the session, reason a",
-        ),
+        ([{"type": "session.closed", "reason": SECRET}], "the remote ended the session, reason a"),
         ([{"type": "session.closed"}], "the remote ended the session$"),
     ],
 )

@@ -162,8 +162,7 @@ def test_no_weights_at_all_is_an_error(folder: Path) -> None:
 def test_missing_unknown_and_misshaped_keys_are_all_named(folder: Path) -> None:
     """Whoever converts a checkpoint would find its faults one at a time."""
     rewrite(
-        folder,
-        **{HEAD: None, "llm.extra": torch.zeros(2), "resampler.query": torch.zeros(3, 32)},
+        folder, **{HEAD: None, "llm.extra": torch.zeros(2), "resampler.query": torch.zeros(3, 32)}
     )
     with pytest.raises(CheckpointError) as refused:
         load(folder)

@@ -22,12 +22,7 @@ from protocol.values.model import (
     UnitInput,
     UnitResult,
 )
-from runtime.model.backends.base import (
-    SILENT_STEPS_MIN,
-    BackendRefused,
-    CallsTools,
-    ContextFull,
-)
+from runtime.model.backends.base import SILENT_STEPS_MIN, BackendRefused, CallsTools, ContextFull
 from runtime.model.backends.minicpmo import session as session_module
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel

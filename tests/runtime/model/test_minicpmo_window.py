@@ -178,10 +178,7 @@ def fill(machine: Machine, slot: int, rows: Tensor) -> None:
 
 @pytest.mark.parametrize("policy", ["basic", "context"])
 def test_what_is_kept_lies_as_if_fed_there(
-    model: DuplexModel,
-    machine: Machine,
-    monkeypatch: pytest.MonkeyPatch,
-    policy: SlidingWindow,
+    model: DuplexModel, machine: Machine, monkeypatch: pytest.MonkeyPatch, policy: SlidingWindow
 ) -> None:
     """After a slide the model would answer from a garbled past."""
     monkeypatch.setattr("runtime.model.backends.minicpmo.state.BASIC_HIGH", 100)

@@ -142,9 +142,7 @@ def past_of(done: Sequence[tuple[Unit, UnitResult, Finalized]]) -> list[PastUnit
     return list(
         voiced(
             PastUnit(
-                unit=each,
-                result=attrs.evolve(result, pcm=b""),
-                interrupted=result.cut is not None,
+                unit=each, result=attrs.evolve(result, pcm=b""), interrupted=result.cut is not None
             )
             for each, result, _ in done
         )
@@ -275,10 +273,7 @@ async def test_not_every_model_can_be_rebuilt() -> None:
     assert not issubclass(LlamaOmniSession, Rebuilds)
     session = await EngineBackend(FakeModel()).open(opening(0), slot=0)
     past = PastUnit(
-        unit=unit(0),
-        result=UnitResult(index=0, is_listen=True),
-        interrupted=False,
-        is_voiced=False,
+        unit=unit(0), result=UnitResult(index=0, is_listen=True), interrupted=False, is_voiced=False
     )
     with pytest.raises(BackendError, match="cannot be rebuilt"):
         await session.rebuild([past], exact=True)
@@ -370,11 +365,7 @@ async def answered(
         await session.release()
     prefill, *rest = pieces
     assert isinstance(prefill, Prefill)
-    return (
-        attrs.evolve(prefill, cost_us=0),
-        *rest,
-        attrs.evolve(result, costs=Costs()),
-    )
+    return (attrs.evolve(prefill, cost_us=0), *rest, attrs.evolve(result, costs=Costs()))
 
 
 @pytest.mark.parametrize("anyio_backend", ONE_LOOP)

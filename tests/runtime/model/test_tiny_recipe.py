@@ -19,14 +19,7 @@ from fixtures.tiny.recipe.chat_phrases import ALIASES, HOURS, STRANGE, STRANGE_A
 from fixtures.tiny.recipe.layout import AUDIO, IGNORE, PICTURE, lay_out
 from fixtures.tiny.recipe.lesson import Lesson
 from fixtures.tiny.recipe.mouth import Spoken, lay_out_chat
-from fixtures.tiny.recipe.phrases import (
-    PHRASES,
-    SEEING,
-    SIGHTS,
-    UNKNOWN,
-    UNKNOWN_HELDOUT,
-    says,
-)
+from fixtures.tiny.recipe.phrases import PHRASES, SEEING, SIGHTS, UNKNOWN, UNKNOWN_HELDOUT, says
 from fixtures.tiny.recipe.render import ACCENTS, HELDOUT_VARIANTS, VARIANTS, Rendering
 from fixtures.tiny.recipe.sights import SIZES, picture
 from fixtures.tiny.recipe.sounds import noise_pool

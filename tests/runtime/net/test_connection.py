@@ -251,9 +251,7 @@ async def test_a_full_outbox_fails_once_and_drops_the_connection(
     assert session.told == ["SEND FAILED"]
 
 
-async def test_small_frames_count_as_more_than_their_bytes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_small_frames_count_as_more_than_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that never reads could hoard millions of tiny frames below the byte limit."""
     monkeypatch.setattr(module, "SEND_BUFFER_BYTES", 1000)
     async with connected() as (websocket, session, connection):
@@ -423,10 +421,7 @@ async def test_an_error_of_the_session_is_raised_and_drops_the_connection() -> N
 
     websocket, session = FakeWebSocket(), Session()
     connection = Connection(
-        websocket,
-        on_frames=broken,
-        on_gone=session.on_gone,
-        on_send_failed=session.on_send_failed,
+        websocket, on_frames=broken, on_gone=session.on_gone, on_send_failed=session.on_send_failed
     )
     websocket.say("a")
     with pytest.raises(ExceptionGroup) as caught:

@@ -23,14 +23,7 @@ from runtime.net.limits import (
 )
 from runtime.net.link import Link, TcpStream
 from runtime.net.websocket import Intake
-from tests.network.transport import (
-    CLOSE,
-    CONTINUATION,
-    PING,
-    TEXT,
-    limits,
-    raw_frame,
-)
+from tests.network.transport import CLOSE, CONTINUATION, PING, TEXT, limits, raw_frame
 from tests.sessions.in_memory import on_virtual_time
 
 MESSAGE_MAX = 24 << 20

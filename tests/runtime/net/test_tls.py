@@ -352,8 +352,7 @@ async def test_a_broken_new_pair_leaves_the_old_one(
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
-    [("", "SSL"), ("-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n", "SSL")],
+    ("text", "why"), [("", "SSL"), ("-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n", "SSL")]
 )
 def test_a_pair_that_cannot_be_used_is_told_in_one_line(files: Files, text: str, why: str) -> None:
     """An operator would see a stack of OpenSSL's, or be asked for a password by a daemon."""

@@ -90,8 +90,7 @@ async def test_bytes_after_a_handshake_are_the_websockets() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
-    [b"", b"HTTP/1.1 200", b"garbage\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000],
+    "said", [b"", b"HTTP/1.1 200", b"garbage\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000]
 )
 async def test_a_server_that_speaks_no_http_has_no_answer(said: bytes) -> None:
     """A gateway failed instead of taking the other one for away."""

@@ -193,10 +193,7 @@ async def test_text_arrives_as_it_was_sent_whatever_its_size() -> None:
             while True:
                 heard.append(await websocket.receive())
 
-    async with (
-        playing(listen, frame_bytes_max=1 << 24) as address,
-        client(address) as connection,
-    ):
+    async with playing(listen, frame_bytes_max=1 << 24) as address, client(address) as connection:
         for text in (small, large, small, "x" * len(large)):
             await connection.send_message(text)
         await connection.aclose()

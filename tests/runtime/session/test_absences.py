@@ -205,9 +205,7 @@ def ended_of(number: int, party: str) -> Ended:
     )
 
 
-def test_the_heaviest_party_loses_its_ended_sessions_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_heaviest_party_loses_its_ended_sessions_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions that were opened and closed at once pushed others' last frames out."""
     monkeypatch.setattr(peer, "ENDED_MAX", 4)
     ended = EndedSessions(600)

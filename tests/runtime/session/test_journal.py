@@ -26,9 +26,7 @@ from tests.sessions.in_memory import on_virtual_time
 OWN_BYTES_MAX = 4_000
 ALL_BYTES_MAX = 12_000
 POLICY = RecorderPolicy(
-    session_backlog_bytes_max=OWN_BYTES_MAX,
-    total_backlog_bytes_max=ALL_BYTES_MAX,
-    tick_s=1000.0,
+    session_backlog_bytes_max=OWN_BYTES_MAX, total_backlog_bytes_max=ALL_BYTES_MAX, tick_s=1000.0
 )
 
 

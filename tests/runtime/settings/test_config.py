@@ -331,7 +331,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     """An operator would start the server once for each mistake."""
     told = refused("prot = 1\nslots = 0", folder=tmp_path, ANTIPHON_PORT="x")
     assert [next(it for it in ("prot", "slots", "PORT") if it in line) for line in told] == [
-        *("prot", "slots", "PORT"),
+        *("prot", "slots", "PORT")
     ]
     many = "".join(f"x{number} = 1\n" for number in range(PROBLEMS_MAX + 5))
     assert len(refused(many, folder=tmp_path)) == PROBLEMS_MAX + 1
@@ -503,7 +503,7 @@ def test_what_is_named_is_looked_for(tmp_path: Path) -> None:
         pong_wait_s=60,
     )
     assert [line.partition(":")[0] for line in told] == [
-        *("keys", "origins", "workers", "voices", "static", "pong_wait_s"),
+        *("keys", "origins", "workers", "voices", "static", "pong_wait_s")
     ]
     assert together(ping_s=0, pong_wait_s=1) == []
 

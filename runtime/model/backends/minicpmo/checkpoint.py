@@ -162,10 +162,7 @@ class Parts(nn.Module):
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        how: Quantization | None = None,
-        layers: Set[str] | None = None,
+        self, config: ModelConfig, how: Quantization | None = None, layers: Set[str] | None = None
     ) -> None:
         super().__init__()
         self.config = config
@@ -462,10 +459,7 @@ def _write_quantized(folder: Path, files: Sequence[Path], part: Path, bits: int)
 
 
 def _take(
-    layer: QuantizedLinear,
-    name: str,
-    found: Mapping[str, torch.Tensor],
-    how: Quantization | None,
+    layer: QuantizedLinear, name: str, found: Mapping[str, torch.Tensor], how: Quantization | None
 ) -> bool:
     """Fill a quantised layer, if all of its tensors are there."""
     if how is None:

@@ -143,12 +143,7 @@ class Shortlists:
     """
 
     def __init__(
-        self,
-        device: torch.device | str,
-        *,
-        named: Sequence[int],
-        ends: int,
-        count: int = SHORTLIST,
+        self, device: torch.device | str, *, named: Sequence[int], ends: int, count: int = SHORTLIST
     ) -> None:
         ids = sorted(set(named))
         self._index = torch.tensor(ids, dtype=torch.int64, device=device)  # (C,)

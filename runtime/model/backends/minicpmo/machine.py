@@ -23,14 +23,7 @@ from .batched import ON_CPU, Batched, Means, batched
 from .checkpoint import Parts
 from .config import UNIT_FRAMES, ModelConfig
 from .decoder import Decoder, FusedDecoder, Operators, RowByRow, Stock, Together, try_operators
-from .device import (
-    StoreShape,
-    choose_kernels,
-    raising_device_lost,
-    send,
-    shared_positions,
-    stores,
-)
+from .device import StoreShape, choose_kernels, raising_device_lost, send, shared_positions, stores
 from .logits import CodeChooser, CodeLogits, Shortlists, rows_on_host
 from .quantized import QuantizedLinear
 from .tokens import Tokens

@@ -38,14 +38,7 @@ from protocol.values.model import (
     UnitResult,
 )
 
-from ..base import (
-    BackendError,
-    BackendGone,
-    ContextFull,
-    Forced,
-    ForcedResult,
-    require_recorded,
-)
+from ..base import BackendError, BackendGone, ContextFull, Forced, ForcedResult, require_recorded
 from .audio import samples_of
 from .checkpoint import CODES_A_UNIT
 from .device import pin
@@ -239,12 +232,7 @@ class SteppedSession:
         return self._finalize(index, interrupted=interrupted, recorded=recorded, forced=forced)
 
     def _finalize(
-        self,
-        index: int,
-        *,
-        interrupted: bool,
-        recorded: Silent | None = None,
-        forced: bool = False,
+        self, index: int, *, interrupted: bool, recorded: Silent | None = None, forced: bool = False
     ) -> Steps[Finalized]:
         self._require("ran", index)
         began = time.perf_counter_ns()

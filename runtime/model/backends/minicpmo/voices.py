@@ -46,10 +46,7 @@ from .device import MemoryPlan
 from .vocoder import Pcm, PieceVocoder, Sounding, Vocoder
 
 PIECES: Final = "pieces.safetensors"
-FILES: Final = (
-    *(published.FLOW_YAML, published.FLOW, published.HIFT),
-    *(SPEAKER_FILE, CODES_FILE),
-)
+FILES: Final = (*(published.FLOW_YAML, published.FLOW, published.HIFT), *(SPEAKER_FILE, CODES_FILE))
 """The published files."""
 DEFAULT_VOICES: Final = ("HT_ref_audio.wav", "system_ref_audio.wav")
 """The voice of sessions without reference audio, in that folder's parent; the first that exists."""

@@ -17,13 +17,7 @@ import torch
 from torch import Tensor
 
 from runtime.model.backends.minicpmo.checkpoint import CheckpointError
-from runtime.model.voice.checkpoint import (
-    FLOW,
-    FLOW_YAML,
-    HIFT,
-    fill_hift,
-    load_vocoder,
-)
+from runtime.model.voice.checkpoint import FLOW, FLOW_YAML, HIFT, fill_hift, load_vocoder
 from runtime.model.voice.config import BYTES_MAX, FlowConfig, read_flow_config
 from runtime.model.voice.vocoder import Chunk
 from tests.models import random_voice
@@ -91,10 +85,7 @@ HOSTILE: dict[str, tuple[str, str]] = {
         YAML.replace("cosyvoice2.flow.decoder_dit.DiT", "os.system"),
         "flow.decoder.estimator has the tag '!new:os.system'",
     ),
-    "no class": (
-        re.sub(r"encoder: \S+", "encoder:", YAML),
-        "flow.encoder has the tag None",
-    ),
+    "no class": (re.sub(r"encoder: \S+", "encoder:", YAML), "flow.encoder has the tag None"),
     "another tag at the top": ("!new:os.system\n" + YAML, "the document has the tag"),
     "an anchor": (
         YAML.replace("depth: 2", "depth: &x 2"),
@@ -116,10 +107,7 @@ HOSTILE: dict[str, tuple[str, str]] = {
     ),
     "a value for a mapping": ("flow: 1\n", "flow is not a plain mapping"),
     "a mapping as a key": ("? {a: 1}\n: 2\n", "a key of the document is not a plain value"),
-    "laughs": (
-        "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n" + YAML,
-        "a is not known",
-    ),
+    "laughs": ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n" + YAML, "a is not known"),
     "depth": ("flow: " + "[" * 30_000, "flow is not a plain mapping"),
     "depth of mappings": ("{a: " * 10_000, "a is not known"),
     "length": (YAML + "#" * BYTES_MAX, f"the file has more than {BYTES_MAX} bytes"),
