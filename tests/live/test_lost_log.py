@@ -78,6 +78,7 @@ def metric(server: LiveServer, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("lose", [remove, move, replace])
 @pytest.mark.parametrize("durability", ["unit", "interval"])
 def test_a_lost_log_is_told(lose: Callable[[Path], None], durability: str, tmp_path: Path) -> None:
