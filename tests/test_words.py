@@ -162,6 +162,9 @@ def spaced(pattern: str) -> str:
 
 
 PATTERNS: Final = [(word, re.compile(spaced(word.pattern), re.IGNORECASE)) for word in WORDS]
+_ANY: Final = "|".join(spaced(word.pattern).removeprefix(r"\b") for word in WORDS)
+AT_ONCE: Final = re.compile(rf"\b(?:{_ANY})", re.IGNORECASE)
+"""All patterns, each of which begins a word: most texts have none, and are searched once."""
 
 
 def is_allowed(at: int, text: str) -> bool:
@@ -177,7 +180,7 @@ def findings(path: str, source: str) -> Iterator[str]:
     read = readers.get(Path(path).suffix, comment_texts)
     for first, text in read(source):
         shown = re.sub(r"`[^`]*`", blanked, text)
-        for word, pattern in PATTERNS:
+        for word, pattern in PATTERNS if AT_ONCE.search(shown) else ():
             for found in pattern.finditer(shown):
                 if not is_allowed(found.start(), shown):
                     line = first + shown.count("\n", 0, found.start())
