@@ -113,6 +113,7 @@ async def test_a_process_that_cannot_start_is_a_refusal() -> None:
     assert await reason(SMALL, command=("/no/such/python",)) == "the video cannot be decoded now"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("code", "error"),
     [
