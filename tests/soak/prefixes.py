@@ -16,19 +16,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Final
+from unittest.mock import patch
 
 import anyio
 import attrs
 
 from protocol.values.errors import CLOSE_NORMAL
 from protocol.values.events import Endpoint
+from protocol.values.limits import NS_PER_S
 from protocol.values.modes import Mode
 from protocol.wire.dialects.shared import SESSION_RESUMABLE
 from recorder.read.reader import LogReader, read
@@ -36,6 +39,7 @@ from recorder.read.scan import Damage, FileSource, Scanner
 from recorder.read.verify import verify
 from recorder.storage.store import Store
 from replay.rerun.logic import replay
+from runtime.session import crash_recovery
 from tests.golden.stage import picture
 from tests.project.evidence import add_out
 from tests.sessions.chatting import question
@@ -56,6 +60,9 @@ DECODE_S: Final = 0.8
 """Media is in the decoder when the answer to the second before it is sent."""
 TRIES: Final = 2
 """A client that comes as its session ends hears the end when it comes again."""
+KILLED_NS: Final = 1_800_000_000 * NS_PER_S
+UNTIL_FOUND_NS: Final = NS_PER_S // 50
+"""From there until the next server looks, by the wall clock; a busy machine would take seconds."""
 ALONE_S: Final = 700.0
 """A client is waited for 600 s."""
 HEARD: Final = ("type", "kind", "text", "audio", "delta", "transcript", "code", "reason")
@@ -237,6 +244,7 @@ def cut(log: Path, folder: Path, size: int) -> Path:
     folder.mkdir()
     target = folder / log.name
     target.write_bytes(log.read_bytes()[:size])
+    os.utime(target, ns=(KILLED_NS, KILLED_NS))
     return target
 
 
@@ -298,7 +306,9 @@ def kill_everywhere(
             found.extend(f"{name}, block {number}: {wrong}" for wrong in said if wrong)
             kills += len(said)
 
-    on_virtual_time(body)
+    clock = SimpleNamespace(time_ns=lambda: KILLED_NS + UNTIL_FOUND_NS)
+    with patch.object(crash_recovery, "time", clock):
+        on_virtual_time(body)
     return kills, found
 
 
