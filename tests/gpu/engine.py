@@ -9,14 +9,16 @@ from typing import Any, Final
 import attrs
 
 from runtime.commands import interrupts
-from runtime.commands.bench import ARRIVALS, Kinds, measure_engine
-from runtime.commands.bench_engine import (
+from runtime.commands.bench import (
+    ARRIVALS,
     SPEAKING_TOKENS,
     Arrival,
     Doing,
+    Kinds,
     Load,
     camera_frame,
     load_speech,
+    measure_engine,
     run_rebuilt,
 )
 from runtime.model.backends.minicpmo.model import DuplexModel
