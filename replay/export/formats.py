@@ -75,15 +75,8 @@ import pybase64
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
+from protocol.values import model
 from protocol.values.limits import NS_PER_MS, NS_PER_S
-from protocol.values.model import (
-    INPUT_RATE_HZ,
-    OUTPUT_RATE_HZ,
-    SAMPLE_BYTES,
-    ToolCall,
-    Unit,
-    UnitResult,
-)
 from protocol.values.modes import OF_MODE
 from recorder.format.format import SUFFIX
 from recorder.format.records import Fields, Record
@@ -420,7 +413,7 @@ def _message(moment: Moment, at_ns: int) -> tuple[str, dict[str, Any]]:
     time = {"timestamp": {"sec": seconds, "nsec": ns}}
     match moment:
         case Sound(voice=voice, pcm=pcm):
-            samples = np.frombuffer(pcm, "<f4", count=len(pcm) // SAMPLE_BYTES)
+            samples = np.frombuffer(pcm, "<f4", count=len(pcm) // model.SAMPLE_BYTES)
             sound = {
                 "data": pybase64.b64encode_as_string(to_pcm16(samples).astype("<i2").tobytes()),
                 "format": "pcm-s16",
@@ -459,7 +452,7 @@ def write_chat(timeline: Timeline, file: BinaryIO) -> None:
         if not isinstance(moment, Words):
             continue
         for part in moment.tools:
-            if isinstance(part, ToolCall):
+            if isinstance(part, model.ToolCall):
                 function = {"name": part.name, "arguments": part.arguments}
                 called = [{"id": part.id, "type": "function", "function": function}]
                 messages.append({"role": "assistant", "content": None, "tool_calls": called})
@@ -535,7 +528,7 @@ def write_dataset(timeline: Timeline, file: BinaryIO) -> None:
         raise NoDatasetError("no unit in it was answered, or its events cannot be run again")
 
 
-def _answered(timeline: Timeline) -> Iterator[tuple[int, Unit, UnitResult]]:
+def _answered(timeline: Timeline) -> Iterator[tuple[int, model.Unit, model.UnitResult]]:
     """Yield each unit that was answered and not undone: when it began, itself, its result."""
     at_ns, unit, result = 0, None, None
     for passage in timeline.passages():
@@ -554,17 +547,17 @@ def _answered(timeline: Timeline) -> Iterator[tuple[int, Unit, UnitResult]]:
 
 
 def _sample(
-    head: Fields, name: str, at_ns: int, unit: Unit, result: UnitResult
+    head: Fields, name: str, at_ns: int, unit: model.Unit, result: model.UnitResult
 ) -> Iterator[tuple[str, bytes]]:
     """Yield the files of a unit, each with its ending."""
     lost = removed_in(head)
     if USER not in lost:
-        yield "user.wav", _wav(unit.pcm, INPUT_RATE_HZ)
+        yield "user.wav", _wav(unit.pcm, model.INPUT_RATE_HZ)
     if PICTURES not in lost:
         for number, jpeg in enumerate(unit.frames):
             yield f"{number}.jpg", jpeg
     if VOICE not in lost and result.pcm and not result.is_listen:
-        yield "model.wav", _wav(result.pcm, OUTPUT_RATE_HZ)
+        yield "model.wav", _wav(result.pcm, model.OUTPUT_RATE_HZ)
     body: dict[str, object] = {
         "recording_id": name,
         "model": model_of(head),
@@ -586,8 +579,10 @@ def _sample(
 
 def _wav(pcm: bytes, rate_hz: int) -> bytes:
     """Put a header before float32 LE mono; a library's has the time in it."""
-    form = struct.pack("<HHIIHH", WAVE_FLOAT, 1, rate_hz, rate_hz * SAMPLE_BYTES, SAMPLE_BYTES, 32)
-    count = struct.pack("<I", len(pcm) // SAMPLE_BYTES)
+    form = struct.pack(
+        "<HHIIHH", WAVE_FLOAT, 1, rate_hz, rate_hz * model.SAMPLE_BYTES, model.SAMPLE_BYTES, 32
+    )
+    count = struct.pack("<I", len(pcm) // model.SAMPLE_BYTES)
     chunks = b"".join(
         name + struct.pack("<I", len(data)) + data
         for name, data in ((b"fmt ", form), (b"fact", count), (b"data", pcm))

@@ -240,7 +240,7 @@ def _recover(log: Path, target: Path, watch: Watch, *, salvage: bool) -> Recover
     if found.is_sound:
         return result
     with new_file(target) as part:
-        made = recover(log, part, found, watch=watch)
+        why = recover(log, part, found, watch=watch)
         own_as(part, log)  # root may recover it, and a server with a user of its own serves it
     Disk().sync_directory(target.parent)
     return attrs.evolve(
@@ -248,8 +248,8 @@ def _recover(log: Path, target: Path, watch: Watch, *, salvage: bool) -> Recover
         result="recovered",
         output=str(target),
         records_lost=found.records_lost,
-        reason=str(made.reason),
-        file_bytes=made.file_bytes,
+        reason=str(why),
+        file_bytes=target.stat().st_size,
     )
 
 

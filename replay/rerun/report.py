@@ -90,7 +90,7 @@ class Maker:
     behaviour: int = 0
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class ReplayReport:
     """The findings of logic replay; effects, frames and states count those equal to the recorded.
 
@@ -105,21 +105,21 @@ class ReplayReport:
         damage_count: all damages.
     """
 
-    recorded_by: Maker
+    recorded_by: Maker = Maker()
     replayed_by: Maker
-    records: int
-    events: int
-    effects: int
-    frames: int
-    states: int
-    states_of_old: int
-    units: int
-    span_ns: int
-    finished: bool
-    truncated: bool
-    divergence: Divergence | None
-    damage: tuple[Damage, ...]
-    damage_count: int
+    records: int = 0
+    events: int = 0
+    effects: int = 0
+    frames: int = 0
+    states: int = 0
+    states_of_old: int = 0
+    units: int = 0
+    span_ns: int = 0
+    finished: bool = False
+    truncated: bool = False
+    divergence: Divergence | None = None
+    damage: tuple[Damage, ...] = ()
+    damage_count: int = 0
 
     @property
     def is_newer(self) -> bool:
@@ -163,7 +163,7 @@ class UnitDifference:
     near_tie: bool | None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class FullReport:
     """The findings of full replay; counts of `changed` include every difference in an output.
 
