@@ -37,7 +37,7 @@ from ..shared.commands import fitted, refuse_log_as_output, table, unwritable
 from ..shared.page import escaped, head_of, policy_of, printable, style_with
 from ..shared.recordings import page_next_to, show_span
 from .condition import Condition, judge, show_number
-from .evaluate import Evaluation, Json, Paired, Result, Row, Statistics, verdict_of
+from .evaluate import Evaluation, Json, Paired, Result, Row, Statistics, verdict_of, worst_values
 from .table import MEASURES, OWN_VOICE, SETTINGS
 
 # -- names of logs ---------------------------------------------------------------------------------
@@ -189,15 +189,12 @@ def _short(log: str) -> str:
 
 
 def _worst(done: Evaluation, by: str) -> Iterator[str]:
-    compared = done.comparison
-    own = {row.log: row.own[by].worst for row in done.rows if by in row.own}
-    if compared is not None:
-        own = {log: found[by] for log, found in compared.own.items() if by in found}
+    own = worst_values(done.rows, by, done.comparison)
     rows = [row for row in done.rows if row.log in own][:WORST_MAX]
     if not rows:
         yield f"no recording has {by}{': give a --transcriber' if by == OWN_VOICE else ''}"
         return
-    what = f"the difference of {by}" if compared is not None else by
+    what = f"the difference of {by}" if done.comparison is not None else by
     yield f"worst first, by {what} ({MEASURES[by].unit}):"
     yield from (f"  {own[row.log]:10.3f}  {printable(row.log)}" for row in rows)
     more = len(own) - len(rows)
@@ -316,12 +313,9 @@ def _seconds(span_ns: int) -> str:
 RECORDINGS_MAX: Final = 1_000
 """A page of so many takes 3 MB; more are in the JSON."""
 COLUMNS: Final = ("measure", "value", "median", "p90", "worst", "count", "worst in")
-_TONES: Final[Mapping[Result, str]] = MappingProxyType(
-    {
-        **{"measured": "good", "skipped": "", "failed": "bad"},
-        **{"damaged": "bad", "unreadable": "bad"},
-    }
-)
+_TONES: Final[Mapping[Result, str]] = {
+    **{"measured": "good", "skipped": "", "failed": "bad", "damaged": "bad", "unreadable": "bad"}
+}
 
 
 def page_of(
@@ -535,14 +529,13 @@ class Reports:
             notes: lines on conditions of all recordings together.
         """
         names = names_of(given, (Path(row.log) for row in done.rows))
-        if self.junit is not None:
-            self._write(self.junit, [junit_of(done, names, conditions, notes)])
+        self.write_junit(junit_of(done, names, conditions, notes))
         if self.html is not None:
             pieces = page_of(done, names, self.html, notes)
             self._write(self.html, (piece.encode() for piece in pieces))
 
     def write_junit(self, xml: bytes) -> None:
-        """Write other tests than recordings; raises `UnusableError`."""
+        """Write tests, if that was asked for; raises `UnusableError`."""
         if self.junit is not None:
             self._write(self.junit, [xml])
 

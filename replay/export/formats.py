@@ -64,7 +64,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, BinaryIO, Final, Literal, get_args
 
 import attrs
@@ -240,7 +239,7 @@ def write_cast(timeline: Timeline, file: BinaryIO) -> None:
         head["timestamp"] = wall_ms // 1000
     if isinstance(name, str):
         head["title"] = plain(name)
-    file.write(json.dumps(head).encode() + b"\n")
+    _dump(head, file)
     turn: tuple[str, str] | None = None
     has_pictures = False
     for moment in timeline:
@@ -267,7 +266,7 @@ def _stamped(at_ns: int, text: str) -> str:
 
 
 def _type(file: BinaryIO, at_ns: int, text: str) -> None:
-    file.write(json.dumps([round(at_ns / NS_PER_S, 6), "o", text]).encode() + b"\n")
+    _dump([round(at_ns / NS_PER_S, 6), "o", text], file)
 
 
 # -- JSON lines ------------------------------------------------------------------------------------
@@ -275,22 +274,19 @@ def _type(file: BinaryIO, at_ns: int, text: str) -> None:
 
 def write_jsonl(timeline: Timeline, file: BinaryIO) -> None:
     """Write the time line."""
-    for line in _lines(timeline):
-        file.write(json.dumps(line).encode() + b"\n")  # in ASCII: a log can hold lone surrogates
-
-
-def _lines(timeline: Timeline) -> Iterator[dict[str, Any]]:
     head, story = timeline.head, timeline.story
-    yield {
-        "kind": "session",
-        "recording_id": typed(head, "recording_id", str),
-        "model": model_of(head),
-        "mode": typed(below(head, "config"), "mode", str),
-        "wall_ms": typed(head, "wall_ms", int),
-    }
-    yield from map(_line, timeline)
+    first = {"kind": "session", "recording_id": typed(head, "recording_id", str)}
+    first |= {"model": model_of(head), "mode": typed(below(head, "config"), "mode", str)}
+    _dump(first | {"wall_ms": typed(head, "wall_ms", int)}, file)
+    for moment in timeline:
+        _dump(_line(moment), file)
     end = {"finished": story.end.finished, "damage_count": story.damage_count}
-    yield {"kind": "end", "at_ms": _ms(timeline.duration_ns), **end}
+    _dump({"kind": "end", "at_ms": _ms(timeline.duration_ns), **end}, file)
+
+
+def _dump(body: object, file: BinaryIO) -> None:
+    """Write a line of JSON, in ASCII: a log can hold lone surrogates."""
+    file.write(json.dumps(body).encode() + b"\n")
 
 
 def _line(moment: Moment) -> dict[str, Any]:
@@ -473,8 +469,7 @@ def write_chat(timeline: Timeline, file: BinaryIO) -> None:
             message["content"] = results.get(message["tool_call_id"], NO_RESULT)
     prompt, tools = _asked_of(timeline)
     system = [{"role": "system", "content": prompt}] if prompt else []
-    body = {"messages": system + messages, **({"tools": tools} if tools else {})}
-    file.write(json.dumps(body).encode() + b"\n")  # in ASCII: a log can hold lone surrogates
+    _dump({"messages": system + messages, **({"tools": tools} if tools else {})}, file)
 
 
 def _asked_of(timeline: Timeline) -> tuple[str, list[dict[str, Any]]]:
@@ -595,21 +590,19 @@ def _wav(pcm: bytes, rate_hz: int) -> bytes:
 
 Format = Literal["wav", "srt", "vtt", "mp4", "jsonl", "chat", "mcap", "txt", "dataset"]
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)
-SUFFIXES: Final[Mapping[str, Format]] = MappingProxyType(
-    {**{f".{name}": name for name in FORMATS}, ".cast": "txt", ".tar": "dataset"}
-)
+SUFFIXES: Final[Mapping[str, Format]] = {
+    **{f".{name}": name for name in FORMATS},
+    **{".cast": "txt", ".tar": "dataset"},
+}
 """Formats by a file's ending."""
 STREAMS: Final[frozenset[Format]] = frozenset({"srt", "vtt", "jsonl", "chat", "txt"})
 """Formats written from start to end, which may go to stdout."""
 
-_WRITERS: Final[Mapping[Format, Callable[[Timeline, BinaryIO], None]]] = MappingProxyType(
-    {
-        **{"wav": sound.write_wav, "mp4": sound.write_mp4},
-        **{"srt": write_srt, "vtt": write_vtt, "txt": write_cast},
-        **{"jsonl": write_jsonl, "chat": write_chat, "mcap": write_mcap},
-        "dataset": write_dataset,
-    }
-)
+_WRITERS: Final[Mapping[Format, Callable[[Timeline, BinaryIO], None]]] = {
+    **{"wav": sound.write_wav, "mp4": sound.write_mp4, "srt": write_srt, "vtt": write_vtt},
+    **{"txt": write_cast, "jsonl": write_jsonl, "chat": write_chat, "mcap": write_mcap},
+    "dataset": write_dataset,
+}
 
 
 def export(
@@ -716,27 +709,21 @@ def export_command(
         if to_stdout and isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.ENOSPC):
             raise  # stdout is the command's, not a file
         raise commands.unwritable(error, target) from error
-    if not to_stdout:
-        _print(log, target, chosen, made, as_json=as_json)
-    if made.story.damage_count:
-        text = f"the log is damaged in {made.story.damage_count} places: there are gaps"
-        click.echo(text, err=True)
-
-
-def _print(log: Path, target: Path, to: Format, made: Timeline, *, as_json: bool) -> None:
-    finished = made.story.end.finished
-    if as_json:
-        body = {
-            "log": str(log),
-            "output": str(target),
-            "format": to,
-            "duration_ms": round(made.duration_ns / NS_PER_MS, 3),
-            "bytes": target.stat().st_size,
-            "finished": finished,
-            "damage_count": made.story.damage_count,
-        }
-        commands.print_json(body)
+    finished, damage_count = made.story.end.finished, made.story.damage_count
+    if damage_count:
+        click.echo(f"the log is damaged in {damage_count} places: there are gaps", err=True)
+    if to_stdout:
         return
+    size = target.stat().st_size
+    body = {
+        "log": str(log),
+        "output": str(target),
+        "format": chosen,
+        "duration_ms": _ms(made.duration_ns),
+        "bytes": size,
+        "finished": finished,
+        "damage_count": damage_count,
+    }
     open_end = "" if finished else ", no fin: still open, or its server was killed"
-    seconds, size = show_seconds(made.duration_ns), show_bytes(target.stat().st_size)
-    click.echo(f"{target}  {seconds}, {size}{open_end}")
+    line = f"{target}  {show_seconds(made.duration_ns)}, {show_bytes(size)}{open_end}"
+    commands.finish(body, [line], as_json=as_json)

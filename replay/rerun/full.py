@@ -142,7 +142,7 @@ async def replay_fully(
 # -- verdicts -------------------------------------------------------------------------------------
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Finding:
     """A difference between the model's output and the recorded one.
 
@@ -233,8 +233,8 @@ class _FullReplay:
             raise
         except Exception as error:  # the backend's bug is a result, too
             came_out = f"{type(error).__name__}: {error}"
-            failed = Difference(path="", recorded="a result", came_out=came_out)
-            self._keep_first(step, Finding(difference=failed), last_unit, "model_failed")
+            finding = Finding(Difference("", "a result", came_out))
+            self._keep_first(step, finding, last_unit, "model_failed")
             self.is_stopped = True
             return None
         self._take(step, verdict, last_unit)
@@ -391,20 +391,11 @@ class ModelRerun:
         snr = snr_db(recorded.pcm, result.pcm) if hasattr(recorded, "pcm") else None
         kept = {it: getattr(recorded, it) for it in KEPT_FIELDS if hasattr(recorded, it)}
         renewed: Any = attrs.evolve(event, **{name: attrs.evolve(result, **kept)})
-        return Verdict(
-            event=renewed,
-            finding=None if found is None else Finding(difference=found, snr_db=snr, choice=choice),
-            index=self._index_of(event),
-        )
-
-    def _index_of(self, event: ev.Event) -> int | None:
-        """A unit's own index; of turns and chunks, that among those made again."""
-        match event:
-            case ev.BackendOpened():
-                return None
-            case ev.UnitDone(result=recorded) | ev.FinalizeDone(finalized=recorded):
-                return recorded.index
-        return self.made - 1
+        index: int | None = self.made - 1  # of a turn or a chunk, among those made again
+        if isinstance(event, ev.UnitDone | ev.FinalizeDone | ev.BackendOpened):
+            index = getattr(recorded, "index", None)
+        finding = None if found is None else Finding(found, snr, choice)
+        return Verdict(event=renewed, finding=finding, index=index)
 
     async def _release(self) -> None:
         self._turn = None
@@ -513,5 +504,5 @@ class ModelRerun:
         return self._compare(event, turn.done)
 
     def _otherwise(self, recorded: str, came_out: str) -> Verdict:
-        difference = Difference(path="", recorded=recorded, came_out=came_out)
-        return Verdict(finding=Finding(difference=difference), index=self.made - 1)
+        finding = Finding(Difference("", recorded, came_out))
+        return Verdict(finding=finding, index=self.made - 1)

@@ -122,8 +122,9 @@ class Replayer:
             self._take_head(record)
         elif record.kind == "fin":
             self._take_fin(record)
-        elif is_lost(record):
-            self._take_lost(record)
+        elif is_lost(record) and not self._lost_track:  # once for all in a row
+            detail = "records were lost before the log was recovered"
+            self._take_damage(Damage(0, 0, "gap", detail, record.seq, 1))
         return None  # heads and marks are not the machine's
 
     def _take_event(self, record: Record, instead: ev.Event | None) -> Step | None:
@@ -134,9 +135,7 @@ class Replayer:
         if self.session is None and self._is_newer(record):
             return None
         try:
-            event = (
-                instead if instead is not None else mapping.event_of(record.fields, record.at_ns)
-            )
+            event = instead or mapping.event_of(record.fields, record.at_ns)
         except mapping.MappingError as error:
             self._diverge("unmapped", record, "", show(record.fields), str(error))
             return None
@@ -259,13 +258,6 @@ class Replayer:
             return False
         self._next_seq = record.seq + 1
         return True
-
-    def _take_lost(self, mark: Record) -> None:
-        """Report records lost before the log was recovered, once for all in a row."""
-        if self._lost_track:
-            return
-        detail = "records were lost before the log was recovered"
-        self._take_damage(Damage(0, 0, "gap", detail, mark.seq, 1))
 
     def _take_damage(self, damage: Damage) -> None:
         found = self._found

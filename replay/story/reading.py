@@ -224,13 +224,6 @@ class Absences:
         return is_it
 
 
-@attrs.frozen
-class _Piece:
-    utterance: int
-    until: int
-    end_ns: int
-
-
 class Dictated:
     """Sound not transcribed yet; the model was fed all up to `fed_ns`.
 
@@ -240,7 +233,7 @@ class Dictated:
 
     def __init__(self) -> None:
         self.fed_ns = 0
-        self._pieces: deque[_Piece] = deque()
+        self._pieces: deque[tuple[int, int, int]] = deque()  # utterance, its samples, the time
         self._utterance = self._samples = 0
 
     def add(self, samples: int, end_ns: int, session: Session | None) -> None:
@@ -252,7 +245,7 @@ class Dictated:
         if utterance != self._utterance:
             self._utterance, self._samples = utterance, 0
         self._samples += samples
-        self._pieces.append(_Piece(utterance, self._samples, end_ns))
+        self._pieces.append((utterance, self._samples, end_ns))
 
     def write(self, chunk: object) -> None:
         """Take a chunk that the model is given, as in `StartChunk`."""
@@ -262,13 +255,13 @@ class Dictated:
         if not isinstance(utterance, int) or not isinstance(index, int):
             return
         until = (index + 1) * UNIT_SAMPLES
-        while self._pieces and self._pieces[0].utterance <= utterance:
-            piece = self._pieces[0]
-            if (piece.utterance, piece.until) >= (utterance, until):
-                rest_ns = (piece.until - until) * NS_PER_S // INPUT_RATE_HZ
-                self.fed_ns = max(self.fed_ns, piece.end_ns - rest_ns)
+        while self._pieces and self._pieces[0][0] <= utterance:
+            of, samples, end_ns = self._pieces[0]
+            if (of, samples) >= (utterance, until):
+                rest_ns = (samples - until) * NS_PER_S // INPUT_RATE_HZ
+                self.fed_ns = max(self.fed_ns, end_ns - rest_ns)
                 return
-            self.fed_ns = max(self.fed_ns, piece.end_ns)
+            self.fed_ns = max(self.fed_ns, end_ns)
             self._pieces.popleft()
 
 
@@ -364,12 +357,6 @@ class SessionStory:
         counts = {} if self.session is None else self.session.counts
         return counts.get("appends", 0) + counts.get("turns", 0)
 
-    @property
-    def _takes_pieces(self) -> bool:
-        """Whether the session takes each piece of sound, whole seconds or not."""
-        is_active = self.session is not None and self.session.state is State.ACTIVE
-        return is_active and self.wire.endpoint in ev.PIECES
-
     def read(self, items: Iterable[Record | Damage]) -> Iterator[Exchange]:
         """Read a log to its end; yield each exchange when it is complete."""
         for item in items:
@@ -403,7 +390,10 @@ class SessionStory:
                 is_shown = step is not None and any(
                     isinstance(it, ef.DecodeMedia) for it in step.effects
                 )
-                is_new = is_shown or self._takes_pieces or self._accepted > before
+                # Each piece of sound may be taken, whole seconds or not.
+                is_active = self.session is not None and self.session.state is State.ACTIVE
+                is_piece = is_active and self.wire.endpoint in ev.PIECES
+                is_new = is_shown or is_piece or self._accepted > before
                 return self._take_received(passage, is_accepted=step is None or is_new)
             case "tx":
                 return self._take_sent(passage)
@@ -488,7 +478,11 @@ class SessionStory:
             case ev.Forked() if self.opened is not None:
                 self.opened = attrs.evolve(self.opened, resume_hash=event.resume_hash)
                 self.wire.fork()
-                self._begin_fork()
+                # The next rebuild is not a move; one that had begun was the parent's. The client
+                # plays only what is said from here on.
+                self._is_forking, self._spoken_ms = True, 0
+                if self._is_moving:
+                    self.moves.pop()
             case ev.Rebuilt() if self._is_forking or self.absences.rebuilt(event):
                 self._is_forking = False
             case ev.Rebuilt(at_ns=at_ns, steps=steps, batches=batches) if self.moves:
@@ -522,15 +516,6 @@ class SessionStory:
     @property
     def _is_moving(self) -> bool:
         return bool(self.moves) and self.moves[-1].to_ns is None
-
-    def _begin_fork(self) -> None:
-        """Note that the next rebuild is not a move; one that had begun was the parent's.
-
-        Its client plays only what is said from here on.
-        """
-        self._is_forking, self._spoken_ms = True, 0
-        if self._is_moving:
-            self.moves.pop()
 
     def _take_loss(self, event: ev.BackendLost | ev.LeaseRevoked, seq: int) -> None:
         """Note a move that begins; a worker that is drained may be lost before its session left."""
