@@ -201,9 +201,19 @@ class Field(FieldColumns):
         return put
 
 
+def optional(name: str, kind: Kind, **more: Any) -> Field:
+    """Make the row of a field that may be absent: its attribute is None then."""
+    return Field(name, kind, None, omit=True, **more)
+
+
+def checked(name: str, kind: Kind, **more: Any) -> Field:
+    """Make the row of a field that is checked and not kept."""
+    return Field(name, kind, None, attr=DROPPED, **more)
+
+
 def computed(name: str, kind: Kind, get: Callable[[Any], object], **more: Any) -> Field:
     """Make the row of a field that is written from its message by `get`, and has no attribute."""
-    return Field(name, kind, None, attr=DROPPED, get=get, **more)
+    return checked(name, kind, get=get, **more)
 
 
 def fixed(name: str, word: str) -> Field:
@@ -218,9 +228,9 @@ READER: Final = Context(mode="video")
 """The context of a server's message, which depends on nothing."""
 
 
-@attrs.frozen
+@attrs.frozen(init=False)
 class Object(Columns):
-    """A field that is an object.
+    """A field that is an object, of these rows.
 
     Attributes:
         attr: the attribute to which its fields belong; empty for the message itself.
@@ -240,6 +250,9 @@ class Object(Columns):
     shape: Shape = attrs.field(init=False, eq=False, repr=False)
     is_read: ClassVar[bool] = True
     is_as_it_is: ClassVar[bool] = False
+
+    def __init__(self, name: str, *rows: Row, **columns: Any) -> None:
+        self.__attrs_init__(name, rows, **columns)
 
     @shape.default
     def _shape(self) -> Shape:

@@ -221,11 +221,11 @@ def test_the_lengths_of_sound_are_those_of_its_samples(samples_min: int) -> None
 
 def test_a_refusal_of_unknown_fields_is_described() -> None:
     """A tool would let a setting pass that the server refuses."""
-    schema = described(Object("config", (), closed=True))
+    schema = described(Object("config", closed=True))
     assert schema["properties"]["config"]["additionalProperties"] is False
     assert "additionalProperties" not in schema
     with pytest.raises(FieldError, match=r"\$\.config\.x: unknown field"):
-        reads({"config": {"x": 1}}, Object("config", (), closed=True))
+        reads({"config": {"x": 1}}, Object("config", closed=True))
 
 
 def test_every_kind_of_an_object_is_described_by_itself() -> None:

@@ -25,7 +25,6 @@ from ..dialects import shared
 from ..media import WAV_RATE_HZ_MAX, WAV_RATE_HZ_MIN, audio_s, check_image, read_audio
 from ..strict import Nested, nested_in
 from ..table import (
-    DROPPED,
     Field,
     Items,
     Object,
@@ -33,10 +32,12 @@ from ..table import (
     Rule,
     Table,
     Variants,
+    checked,
     computed,
     either,
     items,
     one,
+    optional,
     variants,
 )
 from .shared import ASKED, INPUT_ID, PROMPT, SLICES, one_value, setting
@@ -93,17 +94,13 @@ _TOOL: Final = Table(
     model.Tool,
     Object(
         "function",
-        (
-            Field("name", NAME),
-            Field("description", k.text(limits.TOOL_CHARS_MAX, holds=k.PROMPTED), "", omit=True),
-            Field("parameters", _SCHEMA, "", omit=True, example={"type": "object"}),
-            Field(
-                "strict",
-                k.Kind(read=_not_strict, schema={"type": "boolean", "const": False}),
-                None,
-                attr=DROPPED,
-                doc="Only false: the model's tokens are not constrained to a schema.",
-            ),
+        Field("name", NAME),
+        Field("description", k.text(limits.TOOL_CHARS_MAX, holds=k.PROMPTED), "", omit=True),
+        Field("parameters", _SCHEMA, "", omit=True, example={"type": "object"}),
+        checked(
+            "strict",
+            k.Kind(read=_not_strict, schema={"type": "boolean", "const": False}),
+            doc="Only false: the model's tokens are not constrained to a schema.",
         ),
         is_required=True,
         closed=True,
@@ -116,10 +113,8 @@ CALL: Final = Table(
     Field("id", CALL_ID, example="call_0c9e41d7a355"),
     Object(
         "function",
-        (
-            Field("name", NAME),
-            Field("arguments", k.text(limits.TOOL_CHARS_MAX, holds=k.SAID), example="{}"),
-        ),
+        Field("name", NAME),
+        Field("arguments", k.text(limits.TOOL_CHARS_MAX, holds=k.SAID), example="{}"),
         is_required=True,
         closed=True,
     ),
@@ -182,10 +177,8 @@ TOOL_CALL: Final = Table(
     Field("unit_index", k.INTEGER, attr="unit"),
     Object(
         "call",
-        (
-            Field("name", k.TEXT, attr="name", doc="Of the tool."),
-            Field("arguments", k.TEXT, attr="arguments", example="{}"),
-        ),
+        Field("name", k.TEXT, attr="name", doc="Of the tool."),
+        Field("arguments", k.TEXT, attr="arguments", example="{}"),
         attr="call",
         is_required=True,
     ),
@@ -236,9 +229,7 @@ def _functions_of(types: tuple[str, ...], *more: Field) -> Items:
 
 
 TOLD_FUNCTIONS: Final = _functions_of(TOOL_TYPES[:1])
-_ASKED: Final = _functions_of(
-    TOOL_TYPES, Field("strict", k.FLAG, None, attr=DROPPED, doc="Without effect.")
-)
+_ASKED: Final = _functions_of(TOOL_TYPES, checked("strict", k.FLAG, doc="Without effect."))
 
 
 def _functions(value: Value, at: Reading) -> tuple[model.Tool, ...]:
@@ -518,16 +509,14 @@ _GENERATION: Final[tuple[Row, ...]] = (
 _TTS: Final[tuple[Row, ...]] = (
     Field("mode", k.choice(SPEECH_MODES), _SPEECH.mode),
     Field("language", k.choice(LANGUAGES), _SPEECH.language),
-    Field("ref_audio_data", k.VOICE_OR_NAME, None, attr="voice", omit=True),
-    Field("ref_audio_path", k.VOICE_BY_NAME, None, attr="voice", after="ref_audio_data", omit=True),
-    Field(
+    optional("ref_audio_data", k.VOICE_OR_NAME, attr="voice"),
+    optional("ref_audio_path", k.VOICE_BY_NAME, attr="voice", after="ref_audio_data"),
+    checked(
         "output_path",
         k.because(k.text(0), "no path is taken from a client, the sound is sent"),
-        None,
-        attr=DROPPED,
         holds=k.SAID,
     ),
-    Object("sampling", _SAMPLING, closed=True),
+    Object("sampling", *_SAMPLING, closed=True),
     setting("ref_audio_max_ms", k.integer(VOICE_MS_MIN, VOICE_MS_MAX), None, attr="voice_ms_max"),
 )
 
@@ -557,7 +546,8 @@ def ask_rows(*, is_enabled: bool) -> tuple[Row, ...]:
     return (
         Object(
             "image",
-            (Field("max_slice_nums", SLICES, None), Field("use_image_id", k.FLAG, True)),
+            Field("max_slice_nums", SLICES, None),
+            Field("use_image_id", k.FLAG, True),
             closed=True,
             when=lambda ask: ask.max_slice_nums is not None or not ask.use_image_id,
             rank=1,
@@ -566,8 +556,8 @@ def ask_rows(*, is_enabled: bool) -> tuple[Row, ...]:
         *TOOL_ROWS,
         Rule(_check_conversation),
         Field("streaming", k.FLAG, True),
-        Object("generation", _GENERATION, attr="config", closed=True, omit=True),
-        Object("tts", (enabled, *_TTS), attr="speech", closed=True, none={"enabled": False}),
+        Object("generation", *_GENERATION, attr="config", closed=True, omit=True),
+        Object("tts", enabled, *_TTS, attr="speech", closed=True, none={"enabled": False}),
         Rule(lambda at: _speech(at, is_enabled=is_enabled)),
         Field("omni_mode", k.FLAG, False, attr="omni", omit=True, rank=2),
         Field("enable_thinking", k.FLAG, False, attr="thinking", omit=True, rank=2),
@@ -593,7 +583,7 @@ STOP_REASONS: Final[tuple[model.StopReason, ...]] = (
 
 def _nothing(name: str) -> Field:
     """Make the row of a text that must be empty, as clients fill in unwanted fields."""
-    return Field(name, k.because(k.text(0), _OF_TURNS), None, attr=DROPPED)
+    return checked(name, k.because(k.text(0), _OF_TURNS))
 
 
 def _no_tools(value: Value, _: Reading) -> None:
@@ -605,19 +595,15 @@ _INIT: Final = Table(
     rq.Init,
     Object(
         "payload",
-        (
-            Field("system_prompt", PROMPT, "", attr="instructions", also=("instructions",)),
-            Object("voice", (_nothing("ref_audio_base64"), _nothing("tts_ref_audio_base64"))),
-            Object("config", (), closed=f"not allowed: {_OF_TURNS}"),
-            Field(
-                "tools",
-                k.Kind(read=_no_tools, schema={"type": "array", "const": []}),
-                None,
-                attr=DROPPED,
-                doc="Must be empty here.",
-            ),
-            *ASKED,
+        Field("system_prompt", PROMPT, "", attr="instructions", also=("instructions",)),
+        Object("voice", _nothing("ref_audio_base64"), _nothing("tts_ref_audio_base64")),
+        Object("config", closed=f"not allowed: {_OF_TURNS}"),
+        checked(
+            "tools",
+            k.Kind(read=_no_tools, schema={"type": "array", "const": []}),
+            doc="Must be empty here.",
         ),
+        *ASKED,
         is_required=True,
     ),
     tag={"type": shared.SESSION_INIT},
@@ -625,7 +611,7 @@ _INIT: Final = Table(
 )
 ASK: Final = Table(
     rq.Ask,
-    Object("input", ask_rows(is_enabled=True), is_required=True, rank=1),
+    Object("input", *ask_rows(is_enabled=True), is_required=True, rank=1),
     INPUT_ID,
     tag={"type": shared.INPUT_APPEND},
     lacks={"record": True},
@@ -635,7 +621,7 @@ ASK: Final = Table(
 RESPONSE_CANCEL: Final = "response.cancel"
 CANCEL: Final = Table(
     CancelResponse,
-    Field("response_id", k.text(limits.INPUT_ID_CHARS_MAX, 1, holds=k.NAMED), None, omit=True),
+    optional("response_id", k.text(limits.INPUT_ID_CHARS_MAX, 1, holds=k.NAMED)),
     tag={"type": RESPONSE_CANCEL},
     doc="End the answer that is under way; without one it has no effect.",
 )
@@ -680,11 +666,9 @@ DONE: Final = Table(
     Field("tool_calls", MADE_CALLS, (), omit=True),
     Object(
         "metrics",
-        (
-            *shared.METRICS,
-            Field("input_tokens", k.INTEGER, 0, attr="^input_tokens"),
-            Field("generated_tokens", k.INTEGER, 0, attr="^generated_tokens"),
-        ),
+        *shared.METRICS,
+        Field("input_tokens", k.INTEGER, 0, attr="^input_tokens"),
+        Field("generated_tokens", k.INTEGER, 0, attr="^generated_tokens"),
         attr="metrics",
     ),
     tag={"type": "response.done"},

@@ -20,7 +20,7 @@ from ...values.limits import APPEND_SAMPLES_MIN
 from ...values.messages import Closed, Created, EndReason, Listen, Speech
 from ...values.requests import Append, Init, Request
 from ..kinds import FLAG, INTEGER, SPEECH, TEXT, VOICE, heard, word_of
-from ..table import Field, Object, Table
+from ..table import Field, Object, Table, optional
 from . import chat, shared
 from .base import Dialect, Json
 from .shared import APPEND_SLICES, ASKED, FORCE_LISTEN, PROMPT, SLICES, config, frames, slices_once
@@ -47,16 +47,14 @@ _UPDATE: Final = Table(
     Init,
     Object(
         "session",
-        (
-            config("voice_config", rank=1),
-            Field("max_slice_nums", SLICES, 1),
-            Field("instructions", PROMPT, rank=-1),
-            Field("ref_audio", VOICE, None, omit=True, rank=10),
-            Field("tts_ref_audio", VOICE, None, omit=True, rank=10),
-            slices_once("voice_config"),
-            chat.DUPLEX_TOOLS_ROW,
-            *ASKED,
-        ),
+        config("voice_config", rank=1),
+        Field("max_slice_nums", SLICES, 1),
+        Field("instructions", PROMPT, rank=-1),
+        optional("ref_audio", VOICE, rank=10),
+        optional("tts_ref_audio", VOICE, rank=10),
+        slices_once("voice_config"),
+        chat.DUPLEX_TOOLS_ROW,
+        *ASKED,
         is_required=True,
     ),
     tag={"type": shared.SESSION_UPDATE},
@@ -74,7 +72,7 @@ _APPEND: Final = Table(
     where="duplex-v1",
 )
 _METRICS: Final = (
-    Object("metrics", shared.METRICS, attr="metrics", rank=1),
+    Object("metrics", *shared.METRICS, attr="metrics", rank=1),
     Field("kv_cache_length", INTEGER, attr="metrics.kv_cache_length"),
 )
 """Our addition, and 000's own field for the length."""

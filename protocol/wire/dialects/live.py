@@ -38,7 +38,7 @@ from ..audio import compress, to_float32, to_pcm16
 from ..codec import Fields, Reading, Value, encode_base64
 from ..dialects import openai_tools as tools
 from ..dialects import shared
-from ..table import DROPPED, Field, Object, Table, computed, fixed, items, one
+from ..table import DROPPED, Field, Object, Table, checked, computed, fixed, items, one, optional
 from .base import Context, Dialect, Json
 from .chat import FUNCTIONS, TOLD_FUNCTIONS
 from .shared import PROMPT, RECORD
@@ -70,7 +70,7 @@ _CLOSED: Final = errors.ErrorCode.UNKNOWN_PARAMETER
 
 def _ignored(name: str, why: str = "Ignored.", holds: k.Holds | None = k.SAID) -> Field:
     kind = k.Kind(read=lambda *_: None, schema={}, holds=holds)
-    return Field(name, kind, None, attr=DROPPED, doc=why)
+    return checked(name, kind, doc=why)
 
 
 def _event_id(attr: str = "event_id") -> Field:
@@ -146,29 +146,15 @@ def _delegation(attr: str, backend: str, names: str, **how: Any) -> Object:
     nothing = None if names == "tools" else ()  # of an update, which leaves them
     return Object(
         "delegation",
-        (
-            Field(
-                "type",
-                _TARGET,
-                None,
-                attr=attr,
-                omit=True,
-                doc="The model delegates only calls of tools.",
-                **how,
-            ),
-            Object(
-                "responses",
-                (
-                    Field("model", k.TEXT, "", attr=backend, omit=True, doc="In the session."),
-                    Field("tools", TOOLS, nothing, attr=names, omit=True, doc=tools.CALLED),
-                ),
-                omit=True,
-                doc="Of the model to which tasks would be delegated; other fields are ignored.",
-            ),
-            _ignored(
-                "acknowledgement_delay_ms", "Ignored: the model decides what it says meanwhile."
-            ),
+        optional("type", _TARGET, attr=attr, doc="The model delegates only calls of tools.", **how),
+        Object(
+            "responses",
+            Field("model", k.TEXT, "", attr=backend, omit=True, doc="In the session."),
+            Field("tools", TOOLS, nothing, attr=names, omit=True, doc=tools.CALLED),
+            omit=True,
+            doc="Of the model to which tasks would be delegated; other fields are ignored.",
         ),
+        _ignored("acknowledgement_delay_ms", "Ignored: the model decides what it says meanwhile."),
         omit=True,
         closed=_CLOSED,
         doc="Who handles delegated tasks: calls of tools, with `responses`.",
@@ -190,57 +176,48 @@ _VOICE: Final = attrs.evolve(k.VOICE_BY_NAME, read=_voice)
 
 _PART: Final = Table(
     Part,
-    Field("type", k.choice(("input_text", "text", "output_text")), None, attr=DROPPED, doc="Text."),
+    checked("type", k.choice(("input_text", "text", "output_text")), doc="Text."),
     Field("text", k.text(ITEM_CHARS_MAX, holds=k.SAID)),
     make=lambda values: Part(kind="input_text", **values),
 )
 _ITEM: Final = Table(
     Item,
-    Field("id", k.text(INPUT_ID_CHARS_MAX, holds=k.NAMED), None, attr=DROPPED, doc="Ignored."),
-    Field("type", k.choice(("message",)), None, attr=DROPPED, doc="Always message."),
+    checked("id", k.text(INPUT_ID_CHARS_MAX, holds=k.NAMED), doc="Ignored."),
+    checked("type", k.choice(("message",)), doc="Always message."),
     Field("role", k.choice(("developer", "user", "assistant"))),
-    Field("status", k.choice(("completed", "incomplete")), None, attr=DROPPED, doc="Ignored."),
+    checked("status", k.choice(("completed", "incomplete")), doc="Ignored."),
     Field("content", items(one(_PART), 1, 1), attr="parts"),
 )
 _START: Final = Table(
     Init,
     Object(
         "session",
-        (
-            Field("model", k.TEXT, attr="live.model"),
+        Field("model", k.TEXT, attr="live.model"),
+        Object(
+            "audio",
             Object(
-                "audio",
-                (
-                    Object(
-                        "format",
-                        (
-                            Field("type", k.choice(model.CODINGS), "audio/pcm", attr="live.coding"),
-                            Field("rate", RATE, model.LIVE_RATES_HZ[0], attr="live.rate_hz"),
-                        ),
-                        closed=_CLOSED,
-                    ),
-                    Object(
-                        "output",
-                        (Field("voice", _VOICE, None, attr="ref_audio", omit=True),),
-                        omit=True,
-                        closed=_CLOSED,
-                    ),
-                ),
+                "format",
+                Field("type", k.choice(model.CODINGS), "audio/pcm", attr="live.coding"),
+                Field("rate", RATE, model.LIVE_RATES_HZ[0], attr="live.rate_hz"),
                 closed=_CLOSED,
             ),
-            _delegation("live.delegation", "live.backend", "live.tools"),
-            Field("input", items(one(_ITEM), HISTORY_MAX), (), attr="live.history", omit=True),
-            Field("instructions", PROMPT, "", omit=True),
-            Field(
-                "safety_identifier",
-                k.text(INPUT_ID_CHARS_MAX, holds=k.NAMED),
-                "",
-                attr="live.safety_identifier",
-                omit=True,
+            Object(
+                "output", optional("voice", _VOICE, attr="ref_audio"), omit=True, closed=_CLOSED
             ),
-            Field("store", RECORD.kind, True, attr="record", omit=True),
-            Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc=_EMPTY),
+            closed=_CLOSED,
         ),
+        _delegation("live.delegation", "live.backend", "live.tools"),
+        Field("input", items(one(_ITEM), HISTORY_MAX), (), attr="live.history", omit=True),
+        Field("instructions", PROMPT, "", omit=True),
+        Field(
+            "safety_identifier",
+            k.text(INPUT_ID_CHARS_MAX, holds=k.NAMED),
+            "",
+            attr="live.safety_identifier",
+            omit=True,
+        ),
+        Field("store", RECORD.kind, True, attr="record", omit=True),
+        Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc=_EMPTY),
         is_required=True,
         closed=_CLOSED,
     ),
@@ -252,25 +229,19 @@ FORK_START: Final = Table(
     Init,
     Object(
         "session",
-        (
-            Field("model", k.TEXT, "", attr="live.model", omit=True),
+        Field("model", k.TEXT, "", attr="live.model", omit=True),
+        Object(
+            "audio",
             Object(
-                "audio",
-                (
-                    Object(
-                        "format",
-                        (
-                            Field("type", k.choice(model.CODINGS), "", attr="live.coding"),
-                            Field("rate", RATE, 0, attr="live.rate_hz"),
-                        ),
-                        closed=_CLOSED,
-                    ),
-                ),
+                "format",
+                Field("type", k.choice(model.CODINGS), "", attr="live.coding"),
+                Field("rate", RATE, 0, attr="live.rate_hz"),
                 closed=_CLOSED,
             ),
-            _delegation("live.delegation", "live.backend", "live.tools"),
-            Field("store", RECORD.kind, True, attr="record", omit=True),
+            closed=_CLOSED,
         ),
+        _delegation("live.delegation", "live.backend", "live.tools"),
+        Field("store", RECORD.kind, True, attr="record", omit=True),
         is_required=True,
         closed=_CLOSED,
     ),
@@ -284,10 +255,8 @@ _UPDATE: Final = Table(
     Update,
     Object(
         "session",
-        (
-            _delegation(DROPPED, DROPPED, "tools", get=lambda _: "client"),
-            Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc=_EMPTY),
-        ),
+        _delegation(DROPPED, DROPPED, "tools", get=lambda _: "client"),
+        Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc=_EMPTY),
         is_required=True,
         closed=_CLOSED,
     ),
@@ -321,22 +290,16 @@ REQUESTS: Final = {
         model.ToolResult,
         Object(
             "item",
-            (
-                Field(
-                    "type",
-                    k.choice((tools.OUTPUT,)),
-                    attr=DROPPED,
-                    get=lambda _: tools.OUTPUT,
-                    example=tools.OUTPUT,
-                    doc="Always this.",
-                ),
-                *tools.result_rows(),
-                *(
-                    _ignored("id", holds=k.NAMED),
-                    _ignored("status", holds=None),
-                    _ignored("caller"),
-                ),
+            Field(
+                "type",
+                k.choice((tools.OUTPUT,)),
+                attr=DROPPED,
+                get=lambda _: tools.OUTPUT,
+                example=tools.OUTPUT,
+                doc="Always this.",
             ),
+            *tools.result_rows(),
+            *(_ignored("id", holds=k.NAMED), _ignored("status", holds=None), _ignored("caller")),
             is_required=True,
             closed=_CLOSED,
         ),
@@ -451,51 +414,41 @@ def info_of(code: object) -> Table:
 
 _SESSION: Final = Object(
     "session",
-    (
-        Field("id", k.TEXT),
-        Field("expires_at", k.INTEGER),
-        Field("model", k.TEXT),
-        fixed("status", "active"),
+    Field("id", k.TEXT),
+    Field("expires_at", k.INTEGER),
+    Field("model", k.TEXT),
+    fixed("status", "active"),
+    Object(
+        "audio",
         Object(
-            "audio",
-            (
-                Object(
-                    "format",
-                    (
-                        Field("type", k.choice(model.CODINGS), attr="coding"),
-                        Field("rate", k.INTEGER, attr="rate_hz", example=24_000),
-                    ),
-                    doc="Of the sound in both directions.",
-                ),
-                Object(
-                    "output",
-                    (Field("voice", k.TEXT, ""),),
-                    omit=True,
-                    when=lambda message: bool(message.live.voice),
-                ),
-            ),
+            "format",
+            Field("type", k.choice(model.CODINGS), attr="coding"),
+            Field("rate", k.INTEGER, attr="rate_hz", example=24_000),
+            doc="Of the sound in both directions.",
         ),
         Object(
-            "delegation",
-            (
-                Field("type", k.choice(("client", "responses")), None, attr="delegation"),
-                Object(
-                    "responses",
-                    (
-                        Field("model", k.TEXT, "", attr="backend"),
-                        Field("tools", TOLD_FUNCTIONS, (), omit=True, doc="Those in force."),
-                    ),
-                    omit=True,
-                    when=lambda message: message.live.delegation == "responses",
-                ),
-            ),
+            "output",
+            Field("voice", k.TEXT, ""),
             omit=True,
-            when=lambda message: message.live.delegation is not None,
+            when=lambda message: bool(message.live.voice),
         ),
-        Field("instructions", k.TEXT, ""),
-        Field("safety_identifier", k.TEXT, "", omit=True),
-        Field("store", k.FLAG, False),
     ),
+    Object(
+        "delegation",
+        Field("type", k.choice(("client", "responses")), None, attr="delegation"),
+        Object(
+            "responses",
+            Field("model", k.TEXT, "", attr="backend"),
+            Field("tools", TOLD_FUNCTIONS, (), omit=True, doc="Those in force."),
+            omit=True,
+            when=lambda message: message.live.delegation == "responses",
+        ),
+        omit=True,
+        when=lambda message: message.live.delegation is not None,
+    ),
+    Field("instructions", k.TEXT, ""),
+    Field("safety_identifier", k.TEXT, "", omit=True),
+    Field("store", k.FLAG, False),
     attr="live",
     doc="The session as it is in force.",
 )
@@ -606,7 +559,7 @@ def error_table(codes: tuple[errors.ErrorCode, ...], cause: str) -> Table:
         ),
         Field(cause, k.TEXT, "", attr="client_event_id", omit=True),
     )
-    error = Object("error", rows, is_required=True)
+    error = Object("error", *rows, is_required=True)
     return Table(ms.ErrorReport, EVENT_ID, error, tag={"type": shared.ERROR})
 
 
@@ -640,10 +593,8 @@ ANSWERS: Final = (
     Table(
         Usage,
         EVENT_ID,
-        Object("usage", (Field("seconds", k.INTEGER),)),
-        Object(
-            "context_window", (Field("usage_ratio", k.number(0, 1), attr="ratio", example=0.25),)
-        ),
+        Object("usage", Field("seconds", k.INTEGER)),
+        Object("context_window", Field("usage_ratio", k.number(0, 1), attr="ratio", example=0.25)),
         tag={"type": "session.usage.updated"},
     ),
     NOTICE,
@@ -652,7 +603,7 @@ ANSWERS: Final = (
         EVENT_ID,
         Field("reason", k.word_of(_ENDS), get=_word),
         _SESSION,
-        Object("usage", (Field("seconds", k.INTEGER),)),
+        Object("usage", Field("seconds", k.INTEGER)),
         tag={"type": shared.SESSION_CLOSED},
         lacks={"session_id": ""},
     ),

@@ -35,7 +35,7 @@ from ...values.requests import Append, ClientMessage, Init, ReferenceAudio, Repo
 from .. import kinds as k
 from ..audio import to_float32, to_pcm16
 from ..codec import Reading, Value, encode_base64, invalid
-from ..table import DROPPED, Field, Object, Row, Table, computed, fixed, one
+from ..table import Field, Object, Row, Table, checked, computed, fixed, one, optional
 from . import openai_answers as answers
 from . import openai_requests as requests
 from . import shared
@@ -65,12 +65,12 @@ _DATA_URL: Final = "data:"
 
 def _checked(name: str, kind: k.Kind, doc: str, **more: Any) -> Field:
     """A field that changes nothing here, and may not be wrong."""
-    return Field(name, kind, None, attr=DROPPED, doc=doc, **more)
+    return checked(name, kind, doc=doc, **more)
 
 
 def _maybe(name: str, kind: k.Kind, attr: str | None = None, **more: Any) -> Field:
     """A field that may be left out."""
-    return Field(name, kind, None, attr=attr or name, omit=True, **more)
+    return optional(name, kind, attr=attr or name, **more)
 
 
 def _modality(value: Value, _: Reading) -> str:
@@ -110,7 +110,7 @@ def _form(name: str, rate_hz: int) -> Object:
     kind = only(CODINGS, "audio/pcm", "sound is pcm16 here")
     rows = (_checked("type", kind, "PCM16."), _checked("rate", _rate(rate_hz), "Samples a second."))
     rate = _checked("sample_rate_hz", _rate(rate_hz), "Samples a second.")
-    return Object(name, (Object("format", rows, doc="Its form."), rate), doc="Sound.")
+    return Object(name, Object("format", *rows, doc="Its form."), rate, doc="Sound.")
 
 
 def _voice(value: Value, at: Reading) -> ReferenceAudio:
@@ -165,49 +165,46 @@ _INIT: Final = Table(
     Init,
     Object(
         "session",
-        (
-            _maybe("model", k.TEXT, "omni.model", example="tiny"),
-            _maybe("modalities", _MODALITY, "omni.modality", also=_GA, example=_BOTH),
-            Field("instructions", PROMPT, "", omit=True),
-            _maybe("ref_audio", _VOICE, doc="A voice: base64 of a WAV, or a data URL."),
-            _checked(
-                "voice",
-                k.Kind(read=_no_voice, schema={"type": "string", "maxLength": 0}),
-                "Must be empty here.",
-            ),
-            _checked("input_audio_format", _FORMAT, "PCM16."),
-            _checked("output_audio_format", _FORMAT, "PCM16."),
-            _checked("sample_rate_hz", _rate(INPUT_RATE_HZ), "Of the client's sound."),
-            Object(
-                "audio",
-                (_form("input", INPUT_RATE_HZ), _form("output", OUTPUT_RATE_HZ)),
-                doc="The same, as the GA API has it.",
-            ),
-            _maybe("turn_detection", _DETECTION, "omni.detection"),
-            _maybe("overlap_policy", k.choice(get_args(om.Overlap)), "omni.overlap"),
-            _maybe("playback_commit_policy", k.choice(get_args(om.History)), "omni.history"),
-            setting("temperature", k.number(0, 2), _PLAIN.temperature, attr="config.temperature"),
-            Object(
-                "extra_body",
-                (
-                    _maybe("auto_response", k.FLAG, "omni.answers"),
-                    Field(
-                        "force_listen_count",
-                        k.integer(0, 100),
-                        _PLAIN.force_listen_count,
-                        attr="config.force_listen_count",
-                        omit=True,
-                    ),
-                ),
+        _maybe("model", k.TEXT, "omni.model", example="tiny"),
+        _maybe("modalities", _MODALITY, "omni.modality", also=_GA, example=_BOTH),
+        Field("instructions", PROMPT, "", omit=True),
+        _maybe("ref_audio", _VOICE, doc="A voice: base64 of a WAV, or a data URL."),
+        _checked(
+            "voice",
+            k.Kind(read=_no_voice, schema={"type": "string", "maxLength": 0}),
+            "Must be empty here.",
+        ),
+        _checked("input_audio_format", _FORMAT, "PCM16."),
+        _checked("output_audio_format", _FORMAT, "PCM16."),
+        _checked("sample_rate_hz", _rate(INPUT_RATE_HZ), "Of the client's sound."),
+        Object(
+            "audio",
+            _form("input", INPUT_RATE_HZ),
+            _form("output", OUTPUT_RATE_HZ),
+            doc="The same, as the GA API has it.",
+        ),
+        _maybe("turn_detection", _DETECTION, "omni.detection"),
+        _maybe("overlap_policy", k.choice(get_args(om.Overlap)), "omni.overlap"),
+        _maybe("playback_commit_policy", k.choice(get_args(om.History)), "omni.history"),
+        setting("temperature", k.number(0, 2), _PLAIN.temperature, attr="config.temperature"),
+        Object(
+            "extra_body",
+            _maybe("auto_response", k.FLAG, "omni.answers"),
+            Field(
+                "force_listen_count",
+                k.integer(0, 100),
+                _PLAIN.force_listen_count,
+                attr="config.force_listen_count",
                 omit=True,
-                doc="Settings of the model.",
             ),
-            RECORD,
-            Field("tools", FUNCTIONS, (), omit=True, since=DUPLEX_TOOLS, doc=CALLED),
-            *(
-                ignored(name)
-                for name in ("idle_timeout_s", "input_audio_transcription", "tracing", "speed")
-            ),
+            omit=True,
+            doc="Settings of the model.",
+        ),
+        RECORD,
+        Field("tools", FUNCTIONS, (), omit=True, since=DUPLEX_TOOLS, doc=CALLED),
+        *(
+            ignored(name)
+            for name in ("idle_timeout_s", "input_audio_transcription", "tracing", "speed")
         ),
         is_required=True,
         doc="The settings; others than these are ignored.",
@@ -280,12 +277,10 @@ REQUESTS: Final = {
         "response.create",
         Object(
             "response",
-            (
-                _maybe("modalities", _MODALITY, "modality", also=_GA, example=_BOTH),
-                _checked("instructions", _NO_PROMPT, "Must be empty here.", example=""),
-                setting("max_output_tokens", requests.TOKENS, 0, attr="max_tokens", example=100),
-                _maybe("metadata", requests.METADATA, example={"trace": "3"}),
-            ),
+            _maybe("modalities", _MODALITY, "modality", also=_GA, example=_BOTH),
+            _checked("instructions", _NO_PROMPT, "Must be empty here.", example=""),
+            setting("max_output_tokens", requests.TOKENS, 0, attr="max_tokens", example=100),
+            _maybe("metadata", requests.METADATA, example={"trace": "3"}),
             omit=True,
             doc="Settings of this response; others than these are ignored.",
         ),
@@ -354,11 +349,9 @@ RESUME: Final = Table(
 )
 _REFUSED: Final = Object(
     "error",
-    (
-        fixed("code", "session_resume_expired"),
-        fixed("type", "invalid_request_error"),
-        Field("message", k.TEXT),
-    ),
+    fixed("code", "session_resume_expired"),
+    fixed("type", "invalid_request_error"),
+    Field("message", k.TEXT),
 )
 NOT_RESUMED: Final = Table(ms.ErrorReport, _REFUSED, tag={"type": shared.ERROR})
 """The answer to a client that cannot come back; its code is the one of no session and no token."""
@@ -407,32 +400,30 @@ _SOUND: Final[Mapping[str, object]] = {
 }
 _SESSION: Final = Object(
     "session",
-    (
-        fixed("object", "realtime.session"),
-        fixed("type", "realtime"),
-        Field("id", k.TEXT, example="duplex-20261123T101500-8f3a5b7c9d1e"),
-        Field("model", k.TEXT, example="tiny"),
-        fixed("state", "open"),
-        Field("epoch", k.INTEGER),
-        Field("turn_id", k.INTEGER),
-        Field("modalities", _MODALITY, attr="modality", example=["audio", "text"]),
-        computed(
-            "output_modalities",
-            _MODALITY,
-            lambda message: message.omni.modality,
-            example=["audio", "text"],
-            doc="The same, as the GA API names it.",
-        ),
-        Field("instructions", k.TEXT),
-        null("voice"),
-        fixed("input_audio_format", "pcm16"),
-        fixed("output_audio_format", "pcm16"),
-        _facts("audio", "The form of sound in both directions.", _SOUND),
-        Field("turn_detection", _DETECTION, None, attr="detection"),
-        Field("overlap_policy", k.choice(get_args(om.Overlap)), attr="overlap"),
-        Field("playback_commit_policy", k.choice(get_args(om.History)), attr="history"),
-        _facts("capabilities", "What the server can."),
+    fixed("object", "realtime.session"),
+    fixed("type", "realtime"),
+    Field("id", k.TEXT, example="duplex-20261123T101500-8f3a5b7c9d1e"),
+    Field("model", k.TEXT, example="tiny"),
+    fixed("state", "open"),
+    Field("epoch", k.INTEGER),
+    Field("turn_id", k.INTEGER),
+    Field("modalities", _MODALITY, attr="modality", example=["audio", "text"]),
+    computed(
+        "output_modalities",
+        _MODALITY,
+        lambda message: message.omni.modality,
+        example=["audio", "text"],
+        doc="The same, as the GA API names it.",
     ),
+    Field("instructions", k.TEXT),
+    null("voice"),
+    fixed("input_audio_format", "pcm16"),
+    fixed("output_audio_format", "pcm16"),
+    _facts("audio", "The form of sound in both directions.", _SOUND),
+    Field("turn_detection", _DETECTION, None, attr="detection"),
+    Field("overlap_policy", k.choice(get_args(om.Overlap)), attr="overlap"),
+    Field("playback_commit_policy", k.choice(get_args(om.History)), attr="history"),
+    _facts("capabilities", "What the server can."),
     attr="omni",
     doc="The session as it is in force.",
 )
@@ -516,15 +507,13 @@ _AUDIO: Final = _numbered(
     ),
     Object(
         "metadata",
-        (
-            *_OF_SESSION,
-            computed(
-                "audio_duration_ms",
-                k.INTEGER,
-                _end_ms,
-                example=1000,
-                doc="Of the response's sound so far.",
-            ),
+        *_OF_SESSION,
+        computed(
+            "audio_duration_ms",
+            k.INTEGER,
+            _end_ms,
+            example=1000,
+            doc="Of the response's sound so far.",
         ),
         rank=1,
         doc="Where it stands.",
@@ -562,7 +551,8 @@ _LISTEN: Final = _event(
     *_OF_SESSION,
     Object(
         "response",
-        (fixed("object", "realtime.response"), fixed("status", "listening")),
+        fixed("object", "realtime.response"),
+        fixed("status", "listening"),
         doc="No response begins.",
     ),
     input_id="",
@@ -596,18 +586,16 @@ _ACKNOWLEDGED: Final = _event(
     "playback.acknowledged",
     Object(
         "event",
-        (
-            fixed("type", "playback.acknowledged"),
-            *_OF_SESSION,
-            Field("item_id", k.TEXT),
-            *(
-                computed(name, k.INTEGER, attrgetter(f"playback.{name}"), doc="As in playback.")
-                for name in ("played_ms", "committed_ms")
-            ),
-            Field("truncate", k.FLAG, attr="truncates"),
-            Object("playback", _PLAYED, attr="playback", doc="Where the response stands."),
-            Field("history_committed", k.FLAG, attr="is_whole"),
+        fixed("type", "playback.acknowledged"),
+        *_OF_SESSION,
+        Field("item_id", k.TEXT),
+        *(
+            computed(name, k.INTEGER, attrgetter(f"playback.{name}"), doc="As in playback.")
+            for name in ("played_ms", "committed_ms")
         ),
+        Field("truncate", k.FLAG, attr="truncates"),
+        Object("playback", *_PLAYED, attr="playback", doc="Where the response stands."),
+        Field("history_committed", k.FLAG, attr="is_whole"),
         doc="What is noted.",
     ),
 )
@@ -640,7 +628,7 @@ ANSWERS: Final = (
         om.Speaking,
         "response.speak",
         Field("response_id", k.TEXT),
-        Object("metadata", (Field("epoch", k.INTEGER),), doc="Where it stands."),
+        Object("metadata", Field("epoch", k.INTEGER), doc="Where it stands."),
     ),
     *_STEPS.values(),
     _AUDIO,

@@ -48,7 +48,7 @@ from ..dialects import openai_answers, shared
 from ..dialects import openai_answers as answers
 from ..dialects import openai_requests as requests
 from ..kinds import INTEGER, TEXT, Kind
-from ..table import DROPPED, Field, Object, Table, fixed, items, one
+from ..table import DROPPED, Field, Object, Table, checked, fixed, items, one, optional
 from .base import Context, Dialect, Json
 from .live import EVENT_ID, REASONS, error_table, only, unsupported
 from .openai_requests import (
@@ -73,51 +73,39 @@ _KIND: Final = only(
 
 def _plain(name: str) -> Field:
     kind = Kind(read=lambda *_: None, schema={})
-    return Field(name, kind, None, attr=DROPPED, doc=_NO_HINT)
+    return checked(name, kind, doc=_NO_HINT)
 
 
-_MODEL: Final = Field(
-    "model",
-    TEXT,
-    None,
-    attr="transcriber",
-    omit=True,
-    example="tiny",
-    doc="One of the server's models.",
+_MODEL: Final = optional(
+    "model", TEXT, attr="transcriber", example="tiny", doc="One of the server's models."
 )
 _CONFIGURE: Final = Table(
     Configure,
     Object(
         "session",
-        (
-            Field(
-                "type",
-                _KIND,
-                attr=DROPPED,
-                get=lambda _: "transcription",
-                doc="Must be transcription here.",
-            ),
-            Object(
-                "audio",
-                (
-                    heard_rows(
-                        Object(
-                            "transcription",
-                            (
-                                _MODEL,
-                                *(ignored(name, _NO_HINT) for name in _HINTS),
-                                *(_plain(name) for name in _PLAIN_HINTS),
-                            ),
-                            omit=True,
-                            doc="The model, and hints for it.",
-                        ),
-                        PLAIN_DETECTION,
-                    ),
-                ),
-                doc="Sound.",
-            ),
-            ignored("include"),
+        Field(
+            "type",
+            _KIND,
+            attr=DROPPED,
+            get=lambda _: "transcription",
+            doc="Must be transcription here.",
         ),
+        Object(
+            "audio",
+            heard_rows(
+                Object(
+                    "transcription",
+                    _MODEL,
+                    *(ignored(name, _NO_HINT) for name in _HINTS),
+                    *(_plain(name) for name in _PLAIN_HINTS),
+                    omit=True,
+                    doc="The model, and hints for it.",
+                ),
+                PLAIN_DETECTION,
+            ),
+            doc="Sound.",
+        ),
+        ignored("include"),
         is_required=True,
         closed=CLOSED,
         doc="The settings to change.",
@@ -154,27 +142,23 @@ def _sound(part: Part) -> dict[str, object]:
 
 _SESSION: Final = Object(
     "session",
-    (
-        fixed("type", "transcription"),
-        fixed("object", "realtime.transcription_session"),
-        Field("id", TEXT),
-        Field("expires_at", INTEGER),
-        Object(
-            "audio",
-            (
-                told_heard(
-                    Object(
-                        "transcription",
-                        (Field("model", TEXT, attr="transcriber", example="tiny"),),
-                        doc="The model that transcribes what the client says.",
-                    ),
-                    PLAIN_DETECTION,
-                ),
+    fixed("type", "transcription"),
+    fixed("object", "realtime.transcription_session"),
+    Field("id", TEXT),
+    Field("expires_at", INTEGER),
+    Object(
+        "audio",
+        told_heard(
+            Object(
+                "transcription",
+                Field("model", TEXT, attr="transcriber", example="tiny"),
+                doc="The model that transcribes what the client says.",
             ),
-            doc="Sound.",
+            PLAIN_DETECTION,
         ),
-        null("include"),
+        doc="Sound.",
     ),
+    null("include"),
     attr="openai",
     doc="The session as it is in force.",
 )

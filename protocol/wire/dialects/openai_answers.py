@@ -347,7 +347,8 @@ TRANSCRIPTS: Final = {
         Field("transcript", TEXT, attr="text", doc="The whole transcript."),
         Object(
             "usage",
-            (fixed("type", "duration"), Field("seconds", _SECONDS, attr="at_ms", example=1.5)),
+            fixed("type", "duration"),
+            Field("seconds", _SECONDS, attr="at_ms", example=1.5),
             doc="How long it was.",
         ),
         tag={"type": f"{TRANSCRIPTION}.completed"},
@@ -378,11 +379,9 @@ FAILED: Final = Table(
     _zero("content_index"),
     Object(
         "error",
-        (
-            fixed("type", "server_error"),
-            Field("code", TEXT, attr="fault", example="inference_error"),
-            Field("message", TEXT, attr="text", doc="The reason, for people."),
-        ),
+        fixed("type", "server_error"),
+        Field("code", TEXT, attr="fault", example="inference_error"),
+        Field("message", TEXT, attr="text", doc="The reason, for people."),
         doc="Why the transcription failed.",
     ),
     tag={"type": f"{TRANSCRIPTION}.failed"},
@@ -457,7 +456,8 @@ CREATED: Final = Table(
     EVENT_ID,
     Object(
         "conversation",
-        (Field("id", TEXT, example="conv_7b20d9c3a415"), fixed("object", "realtime.conversation")),
+        Field("id", TEXT, example="conv_7b20d9c3a415"),
+        fixed("object", "realtime.conversation"),
         doc="The conversation.",
     ),
     tag={"type": "conversation.created"},

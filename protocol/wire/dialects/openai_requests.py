@@ -56,7 +56,20 @@ from ..kinds import (
     or_null,
     text,
 )
-from ..table import DROPPED, Field, Object, One, Row, Table, fixed, items, one
+from ..table import (
+    DROPPED,
+    Field,
+    Object,
+    One,
+    Row,
+    Table,
+    checked,
+    computed,
+    fixed,
+    items,
+    one,
+    optional,
+)
 from .chat import TOLD_FUNCTIONS
 from .live import TOOLS, empty, only, unsupported, until
 from .shared import PROMPT
@@ -73,7 +86,7 @@ CLOSED: Final = ErrorCode.UNKNOWN_PARAMETER
 def ignored(name: str, why: str = "Ignored.", holds: Holds | None = SAID) -> Field:
     """A field of the API that changes nothing here."""
     kind = Kind(read=lambda *_: None, schema={}, holds=holds)
-    return Field(name, kind, None, attr=DROPPED, doc=why)
+    return checked(name, kind, doc=why)
 
 
 def lacking(what: str, nothing: object, **schema: object) -> Kind:
@@ -172,8 +185,8 @@ _RATE: Final = Kind(read=_rate, schema={"type": "integer", "enum": [24_000, G711
 
 def _format(attr: str) -> tuple[Field, ...]:
     return (
-        Field("type", choice(CODINGS), None, attr=attr, omit=True, doc="PCM16, or G.711."),
-        Field("rate", _RATE, None, attr=DROPPED, doc="24000; of G.711 8000."),
+        optional("type", choice(CODINGS), attr=attr, doc="PCM16, or G.711."),
+        checked("rate", _RATE, doc="24000; of G.711 8000."),
     )
 
 
@@ -217,26 +230,22 @@ _DETECTION: Final = (
     ),
     Field("create_response", FLAG, True, attr="creates"),
     Field("interrupt_response", FLAG, True, attr="interrupts"),
-    Field(
+    checked(
         "eagerness",
         until(
             LENIENT_SETTINGS,
             only(_EAGERNESS, "auto", "the model decides when to answer", "medium"),
             choice(_EAGERNESS),
         ),
-        None,
-        attr=DROPPED,
         doc="Without effect: the model decides when to answer.",
     ),
 )
 DETECTION: Final = Table(
     TurnDetection,
     *_DETECTION,
-    Field(
+    optional(
         "backchannel_ms",
         integer(0, SILENCE_MS_MAX),
-        None,
-        omit=True,
         since=BACKCHANNELS,
         example=350,
         doc="Shorter speech over the model does not interrupt it; without it the server's limit.",
@@ -263,12 +272,12 @@ PLAIN_DETECTION: Final = Table(
 def heard_rows(transcription: Row, how: Table = DETECTION) -> Object:
     """The settings of the client's sound; those of its transcription differ."""
     rows = (
-        Object("format", _format("input_format"), omit=True, doc="Its form."),
-        Field("turn_detection", detection(one(how)), None, attr="detection", omit=True),
+        Object("format", *_format("input_format"), omit=True, doc="Its form."),
+        optional("turn_detection", detection(one(how)), attr="detection"),
         ignored("noise_reduction", "Ignored: not offered here."),
         transcription,
     )
-    return Object("input", rows, doc="The client's sound.")
+    return Object("input", *rows, doc="The client's sound.")
 
 
 _TYPES: Final = ("realtime", "transcription")
@@ -281,65 +290,51 @@ CONFIGURE: Final = Table(
     Configure,
     Object(
         "session",
-        (
-            Field(
-                "type",
-                only(_TYPES, "realtime", "transcription is for ?intent=transcription"),
-                attr=DROPPED,
-                get=lambda _: "realtime",
-                doc="Must be realtime here; transcription has an address of its own.",
-            ),
-            Field("model", TEXT, None, attr=DROPPED, doc="Ignored: the address names the model."),
-            Field("instructions", PROMPT, None, omit=True),
-            Field(
-                "output_modalities", MODALITY, None, attr="modality", omit=True, example=["audio"]
+        Field(
+            "type",
+            only(_TYPES, "realtime", "transcription is for ?intent=transcription"),
+            attr=DROPPED,
+            get=lambda _: "realtime",
+            doc="Must be realtime here; transcription has an address of its own.",
+        ),
+        checked("model", TEXT, doc="Ignored: the address names the model."),
+        optional("instructions", PROMPT),
+        optional("output_modalities", MODALITY, attr="modality", example=["audio"]),
+        Object(
+            "audio",
+            heard_rows(
+                optional(
+                    "transcription",
+                    _TRANSCRIPTION,
+                    attr="transcribes",
+                    doc="An object, with or without settings: the client wants to be "
+                    "told what it said, if the server has a model for it.",
+                )
             ),
             Object(
-                "audio",
-                (
-                    heard_rows(
-                        Field(
-                            "transcription",
-                            _TRANSCRIPTION,
-                            None,
-                            attr="transcribes",
-                            omit=True,
-                            doc="An object, with or without settings: the client wants to be "
-                            "told what it said, if the server has a model for it.",
-                        )
-                    ),
-                    Object(
-                        "output",
-                        (
-                            Object("format", _format("output_format"), omit=True, doc="Its form."),
-                            Field("voice", _VOICE, None, omit=True),
-                            Field("speed", _SPEED, None, attr=DROPPED, doc=_NO_SPEED),
-                        ),
-                        doc="The model's sound.",
-                    ),
-                ),
-                doc="Sound in both directions.",
+                "output",
+                Object("format", *_format("output_format"), omit=True, doc="Its form."),
+                optional("voice", _VOICE),
+                checked("speed", _SPEED, doc=_NO_SPEED),
+                doc="The model's sound.",
             ),
-            Field("tools", TOOLS, None, omit=True, doc=tools.CALLED),
-            Field(
-                "tool_choice",
-                _CHOICE,
-                None,
-                omit=True,
-                doc="none: no call is sent. Other choices are auto: no call can be enforced.",
-            ),
-            Field(
-                "parallel_tool_calls",
-                _PARALLEL,
-                None,
-                attr="is_parallel",
-                omit=True,
-                doc="false: no call is sent while another waits for its result.",
-            ),
-            Field("max_output_tokens", _INF, None, attr=DROPPED, doc="Reported as `inf`."),
-            *(ignored(name) for name in ("include", "tracing", "truncation", "reasoning")),
-            Field("prompt", _NO_PROMPT, None, attr=DROPPED, doc=EMPTY),
+            doc="Sound in both directions.",
         ),
+        optional("tools", TOOLS, doc=tools.CALLED),
+        optional(
+            "tool_choice",
+            _CHOICE,
+            doc="none: no call is sent. Other choices are auto: no call can be enforced.",
+        ),
+        optional(
+            "parallel_tool_calls",
+            _PARALLEL,
+            attr="is_parallel",
+            doc="false: no call is sent while another waits for its result.",
+        ),
+        checked("max_output_tokens", _INF, doc="Reported as `inf`."),
+        *(ignored(name) for name in ("include", "tracing", "truncation", "reasoning")),
+        checked("prompt", _NO_PROMPT, doc=EMPTY),
         is_required=True,
         closed=CLOSED,
         doc="The settings to change.",
@@ -353,7 +348,7 @@ CONFIGURE: Final = Table(
 def null(name: str) -> Field:
     """A field that is always null."""
     kind = Kind(read=lambda *_: None, schema={"type": "null"})
-    return Field(name, kind, None, attr=DROPPED, get=lambda _: None, doc="Always null.")
+    return computed(name, kind, get=lambda _: None, doc="Always null.")
 
 
 def nothing(name: str) -> Field:
@@ -365,16 +360,14 @@ def nothing(name: str) -> Field:
 def _told_format(attr: str) -> Object:
     """The format of sound; that of G.711 has no rate."""
     kind = Kind(read=lambda value, _: value.integer(), schema={"type": "integer", "const": 24_000})
-    rate = Field(
+    rate = computed(
         "rate",
         kind,
-        None,
-        attr=DROPPED,
         get=lambda told: 24_000 if getattr(told.openai, attr) == "audio/pcm" else None,
         omit=True,
         doc="Samples a second; not of G.711, which has 8000.",
     )
-    return Object("format", (Field("type", choice(CODINGS), attr=attr), rate), doc="Of the sound.")
+    return Object("format", Field("type", choice(CODINGS), attr=attr), rate, doc="Of the sound.")
 
 
 def told_heard(transcription: Row, how: Table = DETECTION) -> Object:
@@ -385,7 +378,7 @@ def told_heard(transcription: Row, how: Table = DETECTION) -> Object:
         transcription,
         Field("turn_detection", detection(one(how)), None, attr="detection"),
     )
-    return Object("input", rows, doc="The client's sound.")
+    return Object("input", *rows, doc="The client's sound.")
 
 
 _TRANSCRIBER: Final = Kind(
@@ -393,59 +386,49 @@ _TRANSCRIBER: Final = Kind(
 )
 SESSION: Final = Object(
     "session",
-    (
-        fixed("type", "realtime"),
-        fixed("object", "realtime.session"),
-        Field("id", TEXT),
-        Field("model", TEXT),
-        Field("expires_at", INTEGER),
-        Field("instructions", TEXT),
-        Field("output_modalities", MODALITY, attr="modality", example=["audio"]),
+    fixed("type", "realtime"),
+    fixed("object", "realtime.session"),
+    Field("id", TEXT),
+    Field("model", TEXT),
+    Field("expires_at", INTEGER),
+    Field("instructions", TEXT),
+    Field("output_modalities", MODALITY, attr="modality", example=["audio"]),
+    Object(
+        "audio",
+        told_heard(
+            computed(
+                "transcription",
+                or_null(_TRANSCRIBER),
+                get=lambda told: (
+                    {"model": told.openai.transcriber} if told.openai.transcriber else None
+                ),
+                example={"model": "tiny"},
+                doc="The model that transcribes what the client says.",
+            )
+        ),
         Object(
-            "audio",
-            (
-                told_heard(
-                    Field(
-                        "transcription",
-                        or_null(_TRANSCRIBER),
-                        None,
-                        attr=DROPPED,
-                        get=lambda told: (
-                            {"model": told.openai.transcriber} if told.openai.transcriber else None
-                        ),
-                        example={"model": "tiny"},
-                        doc="The model that transcribes what the client says.",
-                    )
-                ),
-                Object(
-                    "output",
-                    (_told_format("output_format"), Field("voice", TEXT, "", omit=True)),
-                    doc="The model's sound.",
-                ),
-            ),
-            doc="Sound in both directions.",
+            "output",
+            _told_format("output_format"),
+            Field("voice", TEXT, "", omit=True),
+            doc="The model's sound.",
         ),
-        Field("tools", TOLD_FUNCTIONS, (), doc="Functions that the model may call."),
-        Field(
-            "tool_choice",
-            choice(("auto", "none")),
-            "auto",
-            doc="none also where there are tools, and the model calls none.",
-        ),
-        Field(
-            "parallel_tool_calls",
-            FLAG,
-            True,
-            attr="is_parallel",
-            omit=True,
-            doc="false, or absent.",
-        ),
-        fixed("max_output_tokens", "inf"),
-        fixed("truncation", "auto"),
-        null("tracing"),
-        null("prompt"),
-        null("include"),
+        doc="Sound in both directions.",
     ),
+    Field("tools", TOLD_FUNCTIONS, (), doc="Functions that the model may call."),
+    Field(
+        "tool_choice",
+        choice(("auto", "none")),
+        "auto",
+        doc="none also where there are tools, and the model calls none.",
+    ),
+    Field(
+        "parallel_tool_calls", FLAG, True, attr="is_parallel", omit=True, doc="false, or absent."
+    ),
+    fixed("max_output_tokens", "inf"),
+    fixed("truncation", "auto"),
+    null("tracing"),
+    null("prompt"),
+    null("include"),
     attr="openai",
     doc="The session as it is in force.",
 )
@@ -520,8 +503,8 @@ PART: Final = Table(
         omit=True,
         doc="Of an input_image: a JPEG, PNG or WebP, as a data URL; 4 MiB, 20 megapixels at most.",
     ),
-    Field("detail", choice(("auto", "low", "high")), None, attr=DROPPED, doc="Without effect."),
-    Field("audio", _NO_SOUND, None, attr=DROPPED, doc=EMPTY),
+    checked("detail", choice(("auto", "low", "high")), doc="Without effect."),
+    checked("audio", _NO_SOUND, doc=EMPTY),
     make=_part,
 )
 
@@ -620,66 +603,54 @@ REQUESTS: Final = {
         "response.create",
         Object(
             "response",
-            (
-                Field("conversation", _AUTO, None, attr=DROPPED, doc="Must be auto here."),
-                Field("input", empty("no other input"), None, attr=DROPPED, doc=EMPTY),
-                Field("tools", TOOLS, None, attr=DROPPED, doc="Without effect."),
-                Field(
-                    "output_modalities",
-                    MODALITY,
-                    None,
-                    attr="modality",
-                    omit=True,
-                    since=RESPONSE_OPTIONS,
-                    example=["text"],
-                ),
-                Field(
-                    "instructions",
-                    PROMPT,
-                    None,
-                    omit=True,
-                    since=RESPONSE_OPTIONS,
-                    doc="Until the model has its prompt, in place of the session's; then refused.",
-                ),
-                Field(
-                    "max_output_tokens",
-                    TOKENS,
-                    0,
-                    attr="max_tokens",
-                    omit=True,
-                    since=RESPONSE_OPTIONS,
-                    example=100,
-                    doc="Or inf.",
-                ),
-                Field(
-                    "tool_choice",
-                    _NO_CHOICE,
-                    None,
-                    attr=DROPPED,
-                    since=RESPONSE_OPTIONS,
-                    doc="Without effect; another is refused.",
-                ),
-                Field(
-                    "metadata",
-                    METADATA,
-                    None,
-                    omit=True,
-                    example={"client_event_id": "evt_1"},
-                    doc="Returned with the response.",
-                ),
+            checked("conversation", _AUTO, doc="Must be auto here."),
+            checked("input", empty("no other input"), doc=EMPTY),
+            checked("tools", TOOLS, doc="Without effect."),
+            optional(
+                "output_modalities",
+                MODALITY,
+                attr="modality",
+                since=RESPONSE_OPTIONS,
+                example=["text"],
+            ),
+            optional(
+                "instructions",
+                PROMPT,
+                since=RESPONSE_OPTIONS,
+                doc="Until the model has its prompt, in place of the session's; then refused.",
+            ),
+            Field(
+                "max_output_tokens",
+                TOKENS,
+                0,
+                attr="max_tokens",
+                omit=True,
+                since=RESPONSE_OPTIONS,
+                example=100,
+                doc="Or inf.",
+            ),
+            checked(
+                "tool_choice",
+                _NO_CHOICE,
+                since=RESPONSE_OPTIONS,
+                doc="Without effect; another is refused.",
+            ),
+            optional(
+                "metadata",
+                METADATA,
+                example={"client_event_id": "evt_1"},
+                doc="Returned with the response.",
             ),
             omit=True,
             doc="Settings of this response; others than these are ignored.",
         ),
     ),
-    Request.CANCEL: _plain(
-        CancelResponse, "response.cancel", Field("response_id", _ID, None, omit=True)
-    ),
+    Request.CANCEL: _plain(CancelResponse, "response.cancel", optional("response_id", _ID)),
     Request.CREATE_ITEM: _plain(
         CreateItem,
         "conversation.item.create",
         Field("item", until(DUPLEX_TOOLS, one(ITEM), tools.any_item(_MESSAGE, _RESULT))),
-        Field("previous_item_id", _ID, None, attr="previous_id", omit=True),
+        optional("previous_item_id", _ID, attr="previous_id"),
     ),
     Request.DELETE_ITEM: _plain(DeleteItem, "conversation.item.delete", _ITEM_ID),
     Request.RETRIEVE_ITEM: _plain(RetrieveItem, "conversation.item.retrieve", _ITEM_ID),

@@ -134,12 +134,10 @@ EVENTS: Final = tuple(map(_event, range(6)))
 DELEGATION: Final = (
     Object(
         "delegation",
-        (
-            _named("id", "dlg", "The delegation."),
-            fixed("type", "delegation"),
-            fixed("target", "responses"),
-            _named("response_id", "resp", "The response that is the call."),
-        ),
+        _named("id", "dlg", "The delegation."),
+        fixed("type", "delegation"),
+        fixed("target", "responses"),
+        _named("response_id", "resp", "The response that is the call."),
         doc="What is delegated: a call of a tool.",
     ),
     computed(
