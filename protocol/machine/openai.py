@@ -24,31 +24,10 @@ from typing import ClassVar, Final
 
 import attrs
 
+from ..values import behaviour, limits
 from ..values import events as ev
 from ..values import openai as oa
-from ..values.behaviour import (
-    ANSWERS_COMMITTED,
-    ASKED_ONLY,
-    AWAITED_EVENTS,
-    ENDS_SPEECH,
-    KEEPS_SOUND,
-    LAST_WORDS,
-    LATE_FORMATS,
-    LENIENT_SETTINGS,
-    REPORTS_LATE_INSTRUCTIONS,
-)
 from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FrameError
-from ..values.limits import (
-    ANSWER_UNITS,
-    BACKLOG_S_MAX,
-    FRAMES_MAX,
-    INSTRUCTIONS_CHARS_MAX,
-    LAST_WORDS_S,
-    MS_PER_S,
-    NS_PER_MS,
-    NS_PER_S,
-    UNITS_PENDING_MAX,
-)
 from ..values.messages import EndReason, Listen, Speech, ToolCalled
 from ..values.model import OUTPUT_RATE_HZ, SAMPLE16_BYTES, SAMPLE_BYTES, Coding, rate_of
 from ..values.openai import Item, Part
@@ -168,7 +147,7 @@ class OpenAI(Kind):
         if self.has_own_time:
             self.timers.cancel("init")
         self.send_created()
-        if self.step.behaves(AWAITED_EVENTS):
+        if self.step.behaves(behaviour.AWAITED_EVENTS):
             self.peer.send(oa.ConversationCreated(id=self.conversation.id))
         for _ in range(self.updates):
             self.peer.send(oa.Configured(openai=self.settings))
@@ -187,8 +166,11 @@ class OpenAI(Kind):
             return Refused(code=ErrorCode.NOT_READY, message="the session is not there yet")
         if self.ending_ms is not None and isinstance(message, oa.Respond):
             return Refused(code=ErrorCode.SESSION_EXPIRED, message="the session is over")
-        if not self._is_begun and len(self.conversation.prompt(message)) > INSTRUCTIONS_CHARS_MAX:
-            text = f"instructions and items of over {INSTRUCTIONS_CHARS_MAX} characters"
+        if (
+            not self._is_begun
+            and len(self.conversation.prompt(message)) > limits.INSTRUCTIONS_CHARS_MAX
+        ):
+            text = f"instructions and items of over {limits.INSTRUCTIONS_CHARS_MAX} characters"
             return Refused(code=ErrorCode.INVALID_PAYLOAD, message=text)
         if isinstance(message, oa.Respond) and message.instructions is not None:
             return self._instructions_refusal(message)
@@ -204,18 +186,19 @@ class OpenAI(Kind):
 
     def _backlog_refusal(self, message: ClientMessage) -> Refused | None:
         """Refuse sound for which there is no room."""
-        if not isinstance(message, AppendSound) or not self.step.behaves(KEEPS_SOUND):
+        if not isinstance(message, AppendSound) or not self.step.behaves(behaviour.KEEPS_SOUND):
             return None
         width = 1 if self.coding == "audio/pcm" else SAMPLE16_BYTES  # once expanded
         waiting = len(self.sound.rest) + len(message.pcm16) * width
-        if waiting <= BACKLOG_S_MAX * self.sound.second_bytes:
+        if waiting <= limits.BACKLOG_S_MAX * self.sound.second_bytes:
             return None
-        text = f"$.audio: at most {BACKLOG_S_MAX} s of sound may wait for the model: it is not kept"
+        most = f"at most {limits.BACKLOG_S_MAX} s of sound may wait for the model"
+        text = f"$.audio: {most}: it is not kept"
         return Refused(code=ErrorCode.BUFFER_FULL, message=text, ignored=len(message.ignored))
 
     def _instructions_refusal(self, message: oa.Respond) -> Refused | None:
         """Refuse instructions of one response once the model has its prompt."""
-        if not self._has_prompt or self.step.behaves(REPORTS_LATE_INSTRUCTIONS):
+        if not self._has_prompt or self.step.behaves(behaviour.REPORTS_LATE_INSTRUCTIONS):
             return None
         code, ignored = ErrorCode.UNSUPPORTED, len(message.ignored)
         return Refused(code=code, message=UNHEARD, ignored=ignored)
@@ -229,14 +212,14 @@ class OpenAI(Kind):
         if not self.step.limits.can_see:
             text = "$.item.content: this model sees no pictures"
             return Refused(code=ErrorCode.UNSUPPORTED, message=text, ignored=ignored)
-        if waiting + len(message.item.pictures) > FRAMES_MAX:
-            text = f"$.item.content: {FRAMES_MAX} pictures at most wait for the next sound"
+        if waiting + len(message.item.pictures) > limits.FRAMES_MAX:
+            text = f"$.item.content: {limits.FRAMES_MAX} pictures at most wait for the next sound"
             return Refused(code=ErrorCode.INVALID_PAYLOAD, message=text, ignored=ignored)
         return None
 
     def frame_refused(self, error: FrameError, code: ErrorCode) -> None:
         """Answer an unreadable frame, and go on."""
-        if self.step.behaves(LENIENT_SETTINGS) and error.close_code != CLOSE_TOO_BIG:
+        if self.step.behaves(behaviour.LENIENT_SETTINGS) and error.close_code != CLOSE_TOO_BIG:
             self.send_error(code, error.reason)
         else:
             super().frame_refused(error, code)
@@ -260,7 +243,7 @@ class OpenAI(Kind):
         if message.transcribes is not None:
             named = self.step.limits.transcriber if message.transcribes else ""
             now = attrs.evolve(now, transcriber=named)
-        is_late_too = self.step.behaves(LATE_FORMATS)
+        is_late_too = self.step.behaves(behaviour.LATE_FORMATS)
         if not speech.samples or (is_late_too and other_formats(message, now)):
             now = attrs.evolve(now, input_format=message.input_format or now.input_format)
             now = attrs.evolve(now, output_format=message.output_format or now.output_format)
@@ -299,7 +282,7 @@ class OpenAI(Kind):
 
     def timed_out(self, name: ev.TimerName) -> None:
         """Handle a timer; a client whose sound comes, but is not a second yet, is waited for."""
-        due_ns = self.sound_ns + self.step.limits.init_wait_s * NS_PER_S
+        due_ns = self.sound_ns + self.step.limits.init_wait_s * limits.NS_PER_S
         if name == "calls":
             self.loop.tools.expire()
             self._expect_result()
@@ -308,9 +291,9 @@ class OpenAI(Kind):
         elif name == "quiet":
             self._break_silence()
         elif name == "session" and self._waits_for_words():
-            self.timers.set("session", LAST_WORDS_S)
+            self.timers.set("session", limits.LAST_WORDS_S)
         elif name == "init" and self.sound_ns and due_ns > self.step.now_ns:
-            self.timers.set("init", (due_ns - self.step.now_ns) / NS_PER_S)
+            self.timers.set("init", (due_ns - self.step.now_ns) / limits.NS_PER_S)
         else:
             super().timed_out(name)
 
@@ -322,7 +305,7 @@ class OpenAI(Kind):
     def finish(self, reason: EndReason) -> None:
         """End the response in progress, and make an item of what was heard."""
         if self.peer.is_active:
-            if reason == "timeout" and self.step.behaves(ENDS_SPEECH):
+            if reason == "timeout" and self.step.behaves(behaviour.ENDS_SPEECH):
                 self._close_speech()
             status = "cancelled" if reason == "client" else "failed"
             self.conversation.end_reply(status, fault=reason)
@@ -334,18 +317,18 @@ class OpenAI(Kind):
         """Make an item of speech that is open."""
         speech = self.loop.speech
         if speech.is_speaking:
-            at_ms = speech.samples * MS_PER_S // self.rate_hz
+            at_ms = speech.samples * limits.MS_PER_S // self.rate_hz
             self.speech_stopped(ev.SpeechStopped(at_ns=self.step.now_ns, at_ms=at_ms))
 
     def _waits_for_words(self) -> bool:
         """Whether the session, whose time is over, still waits for words of what was heard last."""
         is_due = self.peer.is_active and not self.peer.is_detached and self.ending_ms is None
-        if not is_due or not self.step.behaves(LAST_WORDS):
+        if not is_due or not self.step.behaves(behaviour.LAST_WORDS):
             return False
         self._close_speech()
         samples = self.loop.speech.samples - self.skipped
-        late_s = samples // self.rate_hz - LAST_WORDS_S - self._behind
-        self.ending_ms = late_s * MS_PER_S
+        late_s = samples // self.rate_hz - limits.LAST_WORDS_S - self._behind
+        self.ending_ms = late_s * limits.MS_PER_S
         if not self._unwritten:
             self.ending_ms = None
             return False
@@ -366,7 +349,7 @@ class OpenAI(Kind):
         conversation.user_transcribed(event)
         if self.ending_ms is None or not event.is_last:
             return
-        if event.end_ms + MS_PER_S > conversation.spans[-1][1]:  # of the last item
+        if event.end_ms + limits.MS_PER_S > conversation.spans[-1][1]:  # of the last item
             for item_id in self._unwritten:
                 self.peer.send(oa.InputStep(kind="transcript_done", item_id=item_id))
             self.ending_ms = None
@@ -450,10 +433,10 @@ class OpenAI(Kind):
 
     def _take_seconds(self) -> None:
         """Bring each full second to the model; more than may wait for it is kept."""
-        sound, is_kept = self.sound, self.step.behaves(KEEPS_SOUND)
+        sound, is_kept = self.sound, self.step.behaves(behaviour.KEEPS_SOUND)
         while len(sound.rest) >= sound.second_bytes and not self.peer.is_closed:
             waiting = len(self.loop.input.waiting) + len(sound.resampling)
-            if is_kept and waiting >= UNITS_PENDING_MAX:
+            if is_kept and waiting >= limits.UNITS_PENDING_MAX:
                 return
             self._convert(sound.next_second())
 
@@ -479,7 +462,7 @@ class OpenAI(Kind):
         """Take a second of sound; the model may be made to listen to it."""
         how, reply = self.settings.detection, self.conversation.reply
         is_held = how is not None and not how.creates and not self.is_asked and reply is None
-        is_held = is_held and not self.step.behaves(ASKED_ONLY)
+        is_held = is_held and not self.step.behaves(behaviour.ASKED_ONLY)
         self.loop.append(Append(pcm=pcm, force_listen=is_held))
 
     def media_decoded(self, event: ev.MediaDecoded) -> None:
@@ -527,7 +510,10 @@ class OpenAI(Kind):
             self.peer.send_error(code, "there is no sound since the last item")
             return
         self.input_item = self.input_item or self.conversation.new_id()
-        if self.step.behaves(ANSWERS_COMMITTED) and len(self.sound.rest) % self.sound.second_bytes:
+        if (
+            self.step.behaves(behaviour.ANSWERS_COMMITTED)
+            and len(self.sound.rest) % self.sound.second_bytes
+        ):
             self._fill_up()
         self._commit()
 
@@ -537,16 +523,16 @@ class OpenAI(Kind):
         self.uncommitted_bytes, self.input_item = 0, ""
         self.peer.send(oa.InputStep(kind="committed", item_id=item.id, previous_id=previous))
         samples = self.loop.speech.samples - self.skipped
-        self.conversation.add_sound(item, samples * MS_PER_S // self.rate_hz)
-        if not self.step.behaves(KEEPS_SOUND):
-            self.due_units = max(self.due_units, ANSWER_UNITS)
+        self.conversation.add_sound(item, samples * limits.MS_PER_S // self.rate_hz)
+        if not self.step.behaves(behaviour.KEEPS_SOUND):
+            self.due_units = max(self.due_units, limits.ANSWER_UNITS)
         elif self._answers_unasked:
-            self.due_units = max(self.due_units, ANSWER_UNITS + self._behind)
+            self.due_units = max(self.due_units, limits.ANSWER_UNITS + self._behind)
         self._expect_answer()
 
     def clear_sound(self, _message: oa.ClearSound) -> None:
         """Forget the sound that the model has not received yet; what is committed stays."""
-        is_kept = self.step.behaves(KEEPS_SOUND)
+        is_kept = self.step.behaves(behaviour.KEEPS_SOUND)
         kept = max(len(self.sound.rest) - self.uncommitted_bytes, 0) if is_kept else 0
         self.skipped += (len(self.sound.rest) - kept) // SAMPLE16_BYTES
         del self.sound.rest[kept:]
@@ -563,7 +549,7 @@ class OpenAI(Kind):
     @property
     def _is_awaited(self) -> bool:
         """Whether an answer is due, or the end of the client's speech, or its words."""
-        is_open = self.step.behaves(ENDS_SPEECH) and self.loop.speech.is_speaking
+        is_open = self.step.behaves(behaviour.ENDS_SPEECH) and self.loop.speech.is_speaking
         return bool(self.due_units) or is_open or self.ending_ms is not None
 
     def _fill_up(self) -> None:
@@ -571,7 +557,9 @@ class OpenAI(Kind):
         silence = bytes(-len(self.sound.rest) % self.sound.second_bytes or self.sound.second_bytes)
         self._detect(silence)
         self.sound.rest += silence
-        self.sound_ns = self.step.now_ns + NS_PER_S - AWAY_NS  # the next one is due in a second
+        self.sound_ns = (
+            self.step.now_ns + limits.NS_PER_S - AWAY_NS
+        )  # the next one is due in a second
         self._take_seconds()
 
     def _take_silence(self) -> None:
@@ -580,10 +568,10 @@ class OpenAI(Kind):
             return
         left_ns = self.sound_ns + AWAY_NS - self.step.now_ns
         if left_ns > 0:
-            self.timers.set("silence", left_ns / NS_PER_S + 1 / MS_PER_S)
+            self.timers.set("silence", left_ns / limits.NS_PER_S + 1 / limits.MS_PER_S)
             return
         is_idle = not self._behind
-        if is_idle and self.step.behaves(ANSWERS_COMMITTED):
+        if is_idle and self.step.behaves(behaviour.ANSWERS_COMMITTED):
             self._fill_up()
         elif is_idle:
             silence = bytes(self.sound.second_bytes - len(self.sound.rest))
@@ -604,7 +592,7 @@ class OpenAI(Kind):
         """Note when a second of a response has been played, after which the client may speak."""
         self.timers.cancel("quiet")
         if self._idle_ms:
-            length_ns = samples * NS_PER_S // OUTPUT_RATE_HZ
+            length_ns = samples * limits.NS_PER_S // OUTPUT_RATE_HZ
             self.played_ns = max(self.played_ns, self.step.now_ns) + length_ns
 
     def _wait_for_speech(self) -> None:
@@ -612,7 +600,7 @@ class OpenAI(Kind):
         if self._idle_ms and self.played_ns and not self.loop.speech.is_speaking:
             self.timers.cancel("quiet")
             from_ns = max(self.played_ns, self.step.now_ns)
-            self.timers.set_at("quiet", from_ns + self._idle_ms * NS_PER_MS)
+            self.timers.set_at("quiet", from_ns + self._idle_ms * limits.NS_PER_MS)
             self.played_ns = 0
 
     def _break_silence(self) -> None:
@@ -622,7 +610,7 @@ class OpenAI(Kind):
         if not self._idle_ms or is_asked or is_over or self.loop.speech.is_speaking:
             return
         self.input_item = self.input_item or self.conversation.new_id()
-        end_ms = (self.loop.speech.samples - self.skipped) * MS_PER_S // self.rate_hz
+        end_ms = (self.loop.speech.samples - self.skipped) * limits.MS_PER_S // self.rate_hz
         step = oa.InputStep(
             kind="timeout_triggered",
             item_id=self.input_item,
@@ -644,7 +632,7 @@ class OpenAI(Kind):
     def _expect_result(self) -> None:
         """Have the model fed what tools returned, if the client sends no sound."""
         if self.loop.tools.waiting:
-            self.due_units = max(self.due_units, ANSWER_UNITS + self._behind)
+            self.due_units = max(self.due_units, limits.ANSWER_UNITS + self._behind)
             self._expect_answer()
 
     def respond(self, message: oa.Respond) -> None:
@@ -658,11 +646,11 @@ class OpenAI(Kind):
         self.asked_at, loop.speech.must_listen = 0, False
         is_unheard = message.instructions is not None and self._has_prompt
         conversation.asked = attrs.evolve(message, is_unheard=is_unheard)
-        if self.step.behaves(ANSWERS_COMMITTED):
+        if self.step.behaves(behaviour.ANSWERS_COMMITTED):
             self.asked_at = self._last_second()
             if self._seconds <= self.asked_at or self._seconds == self._started:
                 self._fill_up()
-        self.due_units = max(self.due_units, ANSWER_UNITS + self._behind)
+        self.due_units = max(self.due_units, limits.ANSWER_UNITS + self._behind)
         self._open(message)
         self._expect_answer()
 
@@ -709,7 +697,7 @@ class OpenAI(Kind):
         """Whether the unit that starts may only listen: the model is not asked, or for later."""
         if self.ending_ms is not None:
             return True
-        if self.conversation.is_speaking or not self.step.behaves(ASKED_ONLY):
+        if self.conversation.is_speaking or not self.step.behaves(behaviour.ASKED_ONLY):
             return False
         if self.asked_at is not None:
             return self._started <= self.asked_at
