@@ -557,9 +557,8 @@ class OpenAI(Kind):
         silence = bytes(-len(self.sound.rest) % self.sound.second_bytes or self.sound.second_bytes)
         self._detect(silence)
         self.sound.rest += silence
-        self.sound_ns = (
-            self.step.now_ns + limits.NS_PER_S - AWAY_NS
-        )  # the next one is due in a second
+        # the next one is due in a second
+        self.sound_ns = self.step.now_ns + limits.NS_PER_S - AWAY_NS
         self._take_seconds()
 
     def _take_silence(self) -> None:
