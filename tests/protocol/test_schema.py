@@ -27,8 +27,8 @@ from protocol.wire.kinds import (
     IMAGE_URL,
     IMAGE_URL_HEADS,
     INTEGER,
-    SAID,
     TEXT,
+    USER_TEXT,
     choice,
     heard,
     integer,
@@ -166,7 +166,7 @@ def test_limits_and_defaults_are_those_of_the_rows() -> None:
 
 def test_one_row_is_read_written_described_shown_redacted_and_tried() -> None:
     """A field would have to be named in several places, and one of them be forgotten."""
-    table = Table(Told, Field("wire_a", text(7, holds=SAID), attr="a"), tag={"type": "told"})
+    table = Table(Told, Field("wire_a", text(7, holds=USER_TEXT), attr="a"), tag={"type": "told"})
     body = {"type": "told", "wire_a": "word"}
     assert table.parse(body) == Told(a="word")
     assert table.write(Told(a="word")) == body
@@ -176,7 +176,7 @@ def test_one_row_is_read_written_described_shown_redacted_and_tried() -> None:
         "description": "One, which is long: really.",
     }
     assert answer_example(table) == {"type": "told", "wire_a": "a"}
-    assert held([table]) == {"type": None, "wire_a": SAID}
+    assert held([table]) == {"type": None, "wire_a": USER_TEXT}
     drawn = bodies_of(request_schema(table))
     assert find(drawn, lambda made: len(made["wire_a"]) > 2)["type"] == "told"
 

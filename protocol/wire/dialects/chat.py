@@ -114,7 +114,7 @@ CALL: Final = Table(
     Object(
         "function",
         Field("name", NAME),
-        Field("arguments", k.text(limits.TOOL_CHARS_MAX, holds=k.SAID), example="{}"),
+        Field("arguments", k.text(limits.TOOL_CHARS_MAX, holds=k.USER_TEXT), example="{}"),
         is_required=True,
         closed=True,
     ),
@@ -151,7 +151,7 @@ TOOL_RESULT: Final = Table(
     ),
     Field(
         "content",
-        k.text(limits.INPUT_CHARS_MAX, holds=k.SAID),
+        k.text(limits.INPUT_CHARS_MAX, holds=k.USER_TEXT),
         attr="output",
         example="half past nine",
         doc="Its result, as text.",
@@ -163,7 +163,7 @@ STANDALONE: Final = Table(
     rq.TellModel,
     Field(
         "content",
-        k.text(limits.INPUT_CHARS_MAX, 1, holds=k.SAID),
+        k.text(limits.INPUT_CHARS_MAX, 1, holds=k.USER_TEXT),
         attr="text",
         doc="What happened.",
     ),
@@ -228,7 +228,7 @@ def _functions_of(types: tuple[str, ...], *more: Field) -> Items:
     return items(one(table), limits.TOOLS_MAX)
 
 
-TOLD_FUNCTIONS: Final = _functions_of(TOOL_TYPES[:1])
+SENT_FUNCTIONS: Final = _functions_of(TOOL_TYPES[:1])
 _ASKED: Final = _functions_of(TOOL_TYPES, checked("strict", k.FLAG, doc="Without effect."))
 
 
@@ -260,8 +260,10 @@ def results_of(message: rq.ChatMessage) -> tuple[model.ToolResult, ...]:
 def messages_of(content: k.Kind, words: k.Kind) -> Variants:
     """Make the kind of a message by its role; `content` is that of words and media."""
     parts = "Text, or parts of several kinds."
-    row = Field("content", content, holds=k.SAID, doc=parts)
-    answer = Field("content", content, (), get=_without_calls, omit=True, holds=k.SAID, doc=parts)
+    row = Field("content", content, holds=k.USER_TEXT, doc=parts)
+    answer = Field(
+        "content", content, (), get=_without_calls, omit=True, holds=k.USER_TEXT, doc=parts
+    )
     called = Field("tool_calls", CALLS, (), get=calls_of, omit=True, doc=_CALLED)
     answered = Field(
         "tool_call_id",
@@ -369,7 +371,7 @@ def _read_sound(value: Value, at: Reading) -> rq.AudioPart:
     return read_audio(value.path, k.binary(value, at), at.values["rate_hz"], is_any=is_any)
 
 
-_WORDS: Final = k.text(limits.CHAT_TEXT_CHARS_MAX, holds=k.SAID)
+_WORDS: Final = k.text(limits.CHAT_TEXT_CHARS_MAX, holds=k.USER_TEXT)
 _TEXT: Final = Table(rq.TextPart, Field("text", _WORDS), tag={"type": "text"})
 _IMAGE: Final = Table(rq.ImagePart, Field("data", k.IMAGE), tag={"type": "image"})
 _SOUND: Final = Table(
@@ -514,7 +516,7 @@ _TTS: Final[tuple[Row, ...]] = (
     checked(
         "output_path",
         k.because(k.text(0), "no path is taken from a client, the sound is sent"),
-        holds=k.SAID,
+        holds=k.USER_TEXT,
     ),
     Object("sampling", *_SAMPLING, closed=True),
     setting("ref_audio_max_ms", k.integer(VOICE_MS_MIN, VOICE_MS_MAX), None, attr="voice_ms_max"),

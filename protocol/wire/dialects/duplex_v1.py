@@ -19,7 +19,7 @@ from ...values.errors import LocalProtocolError
 from ...values.limits import APPEND_SAMPLES_MIN
 from ...values.messages import Closed, Created, EndReason, Listen, Speech
 from ...values.requests import Append, Init, Request
-from ..kinds import FLAG, INTEGER, SPEECH, TEXT, VOICE, heard, word_of
+from ..kinds import FLAG, INTEGER, SPEECH, TEXT, VOICE, input_sound, word_of
 from ..table import Field, Object, Table, optional
 from . import chat, shared
 from .base import Dialect, Json
@@ -63,7 +63,7 @@ _UPDATE: Final = Table(
 )
 _APPEND: Final = Table(
     Append,
-    Field("audio", heard(APPEND_SAMPLES_MIN), attr="pcm"),
+    Field("audio", input_sound(APPEND_SAMPLES_MIN), attr="pcm"),
     frames("video_frames"),
     FORCE_LISTEN,
     APPEND_SLICES,

@@ -327,7 +327,7 @@ _REQUESTS: Final = {
     rq.Request.INIT: _PREPARE,
     rq.Request.APPEND: Table(
         rq.Append,
-        Field("audio", k.heard(1), attr="pcm", also=("audio_base64",)),
+        Field("audio", k.input_sound(1), attr="pcm", also=("audio_base64",)),
         shared.frames("frame_base64_list"),
         shared.FORCE_LISTEN,
         shared.APPEND_SLICES,

@@ -40,7 +40,7 @@ from ..dialects import openai_tools as tools
 from ..dialects import shared
 from ..table import DROPPED, Field, Object, Table, checked, computed, fixed, items, one, optional
 from .base import Context, Dialect, Json
-from .chat import FUNCTIONS, TOLD_FUNCTIONS
+from .chat import FUNCTIONS, SENT_FUNCTIONS
 from .shared import PROMPT, RECORD
 
 SESSION_START: Final = "session.start"
@@ -68,7 +68,7 @@ _CLOSED: Final = errors.ErrorCode.UNKNOWN_PARAMETER
 """An unknown field is such an error."""
 
 
-def _ignored(name: str, why: str = "Ignored.", holds: k.Holds | None = k.SAID) -> Field:
+def _ignored(name: str, why: str = "Ignored.", holds: k.Holds | None = k.USER_TEXT) -> Field:
     kind = k.Kind(read=lambda *_: None, schema={}, holds=holds)
     return checked(name, kind, doc=why)
 
@@ -177,7 +177,7 @@ _VOICE: Final = attrs.evolve(k.VOICE_BY_NAME, read=_voice)
 _PART: Final = Table(
     Part,
     checked("type", k.choice(("input_text", "text", "output_text")), doc="Text."),
-    Field("text", k.text(ITEM_CHARS_MAX, holds=k.SAID)),
+    Field("text", k.text(ITEM_CHARS_MAX, holds=k.USER_TEXT)),
     make=lambda values: Part(kind="input_text", **values),
 )
 _ITEM: Final = Table(
@@ -439,7 +439,7 @@ _SESSION: Final = Object(
         Object(
             "responses",
             Field("model", k.TEXT, "", attr="backend"),
-            Field("tools", TOLD_FUNCTIONS, (), omit=True, doc="Those in force."),
+            Field("tools", SENT_FUNCTIONS, (), omit=True, doc="Those in force."),
             omit=True,
             when=lambda message: message.live.delegation == "responses",
         ),

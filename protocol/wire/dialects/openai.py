@@ -62,7 +62,7 @@ _CONFIGURE: Final = Table(
         ),
         Object(
             "audio",
-            requests.heard_rows(
+            requests.input_rows(
                 Object(
                     "transcription",
                     _MODEL,
@@ -118,7 +118,7 @@ _SESSION: Final = Object(
     Field("expires_at", INTEGER),
     Object(
         "audio",
-        requests.told_heard(
+        requests.sent_input(
             Object(
                 "transcription",
                 Field("model", TEXT, attr="transcriber", example="tiny"),

@@ -28,7 +28,7 @@ def _zero(name: str, doc: str = "A response has one.") -> Field:
     return Field(name, _ZERO, 0, attr=DROPPED, get=lambda _: 0, doc=doc)
 
 
-_, _TYPE, _ROLE, _STATUS, _CONTENT = requests.item_rows(items(requests.told_part(), 1024))
+_, _TYPE, _ROLE, _STATUS, _CONTENT = requests.item_rows(items(requests.sent_part(), 1024))
 _ID: Final = Field("id", TEXT, example="item_7b20d9c3a415")
 _OBJECT: Final = fixed("object", "realtime.item")
 
@@ -71,7 +71,7 @@ _WHOLE_ITEM: Final = Table(
     fixed("role", "assistant"),
     Field("status", choice(("completed", "incomplete"))),
     Field(
-        "content", items(requests.told_part(("output_text", "output_audio")), 1), (), attr="parts"
+        "content", items(requests.sent_part(("output_text", "output_audio")), 1), (), attr="parts"
     ),
     make=lambda values: oa.Item(role="assistant", **values),
 )
@@ -83,22 +83,22 @@ PREVIOUS: Final = Field("previous_item_id", or_null(TEXT), None, attr="previous_
 def _details(reply: oa.Reply) -> dict[str, object] | None:
     if reply.status == "in_progress" or (reply.status == "completed" and not reply.fault):
         return None
-    told: dict[str, object] = {"type": reply.status}
+    details: dict[str, object] = {"type": reply.status}
     if reply.reason:
-        told["reason"] = reply.reason
+        details["reason"] = reply.reason
     if reply.fault:
         kind = "server_error"
         if reply.fault == ErrorCode.UNSUPPORTED:
             kind = "invalid_request_error"
-        told["error"] = {"type": kind, "code": reply.fault, "message": reply.message}
-    return told
+        details["error"] = {"type": kind, "code": reply.fault, "message": reply.message}
+    return details
 
 
 def _usage(reply: oa.Reply) -> dict[str, object] | None:
     if reply.status == "in_progress":
         return None
-    heard, made = reply.input_tokens, reply.output_tokens
-    return {"total_tokens": heard + made, "input_tokens": heard, "output_tokens": made}
+    held, made = reply.input_tokens, reply.output_tokens
+    return {"total_tokens": held + made, "input_tokens": held, "output_tokens": made}
 
 
 def _made(values: dict[str, Any]) -> oa.Reply:

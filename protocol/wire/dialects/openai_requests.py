@@ -32,7 +32,7 @@ from ..table import (
     one,
     optional,
 )
-from .chat import TOLD_FUNCTIONS
+from .chat import SENT_FUNCTIONS
 from .live import TOOLS, empty, only, unsupported, until
 from .shared import PROMPT
 
@@ -45,7 +45,7 @@ _VOICE_CHARS_MAX: Final = 64
 CLOSED: Final = ErrorCode.UNKNOWN_PARAMETER
 
 
-def ignored(name: str, why: str = "Ignored.", holds: k.Holds | None = k.SAID) -> Field:
+def ignored(name: str, why: str = "Ignored.", holds: k.Holds | None = k.USER_TEXT) -> Field:
     """A field of the API that changes nothing here."""
     kind = k.Kind(read=lambda *_: None, schema={}, holds=holds)
     return checked(name, kind, doc=why)
@@ -233,7 +233,7 @@ PLAIN_DETECTION: Final = Table(
 """That of a session without a model that speaks."""
 
 
-def heard_rows(transcription: Row, how: Table = DETECTION) -> Object:
+def input_rows(transcription: Row, how: Table = DETECTION) -> Object:
     """The settings of the client's sound; those of its transcription differ."""
     rows = (
         Object("format", *_format("input_format"), omit=True, doc="Its form."),
@@ -266,7 +266,7 @@ CONFIGURE: Final = Table(
         optional("output_modalities", MODALITY, attr="modality", example=["audio"]),
         Object(
             "audio",
-            heard_rows(
+            input_rows(
                 optional(
                     "transcription",
                     _TRANSCRIPTION,
@@ -321,7 +321,7 @@ def nothing(name: str) -> Field:
     return Field(name, kind, (), attr=DROPPED, get=lambda _: [], doc="Empty.")
 
 
-def _told_format(attr: str) -> Object:
+def _sent_format(attr: str) -> Object:
     """The format of sound; that of G.711 has no rate."""
     kind = k.Kind(
         read=lambda value, _: value.integer(), schema={"type": "integer", "const": 24_000}
@@ -329,17 +329,17 @@ def _told_format(attr: str) -> Object:
     rate = computed(
         "rate",
         kind,
-        get=lambda told: 24_000 if getattr(told.openai, attr) == "audio/pcm" else None,
+        get=lambda message: 24_000 if getattr(message.openai, attr) == "audio/pcm" else None,
         omit=True,
         doc="Samples a second; not of G.711, which has 8000.",
     )
     return Object("format", Field("type", k.choice(CODINGS), attr=attr), rate, doc="Of the sound.")
 
 
-def told_heard(transcription: Row, how: Table = DETECTION) -> Object:
-    """The client's sound as it is in force; its transcription is told in two ways."""
+def sent_input(transcription: Row, how: Table = DETECTION) -> Object:
+    """The client's sound as it is in force; its transcription is reported in two ways."""
     rows = (
-        _told_format("input_format"),
+        _sent_format("input_format"),
         null("noise_reduction"),
         transcription,
         Field("turn_detection", detection(one(how)), None, attr="detection"),
@@ -361,12 +361,12 @@ SESSION: Final = Object(
     Field("output_modalities", MODALITY, attr="modality", example=["audio"]),
     Object(
         "audio",
-        told_heard(
+        sent_input(
             computed(
                 "transcription",
                 k.or_null(_TRANSCRIBER),
-                get=lambda told: (
-                    {"model": told.openai.transcriber} if told.openai.transcriber else None
+                get=lambda message: (
+                    {"model": message.openai.transcriber} if message.openai.transcriber else None
                 ),
                 example={"model": "tiny"},
                 doc="The model that transcribes what the client says.",
@@ -374,13 +374,13 @@ SESSION: Final = Object(
         ),
         Object(
             "output",
-            _told_format("output_format"),
+            _sent_format("output_format"),
             Field("voice", k.TEXT, "", omit=True),
             doc="The model's sound.",
         ),
         doc="Sound in both directions.",
     ),
-    Field("tools", TOLD_FUNCTIONS, (), doc="Functions that the model may call."),
+    Field("tools", SENT_FUNCTIONS, (), doc="Functions that the model may call."),
     Field(
         "tool_choice",
         k.choice(("auto", "none")),
@@ -430,13 +430,13 @@ METADATA: Final = k.Kind(
         "maxProperties": METADATA_MAX,
         "additionalProperties": {"type": "string", "maxLength": METADATA_CHARS_MAX},
     },
-    holds=k.SAID,
+    holds=k.USER_TEXT,
 )
 _AUTO: Final = only(("auto", "none"), "auto", "a response is part of the conversation")
-_TEXT: Final = k.text(ITEM_CHARS_MAX, holds=k.SAID)
+_TEXT: Final = k.text(ITEM_CHARS_MAX, holds=k.USER_TEXT)
 
 
-def _said(part: oa.Part, *, is_sound: bool) -> str | None:
+def _text_of(part: oa.Part, *, is_sound: bool) -> str | None:
     return part.text or None if is_sound == part.kind.endswith("audio") else None
 
 
@@ -475,9 +475,9 @@ PART: Final = Table(
 )
 
 
-def told_part(kinds: tuple[str, ...] = PART_KINDS) -> One:
+def sent_part(kinds: tuple[str, ...] = PART_KINDS) -> One:
     """Make the kind of a part of one of several kinds, as a server tells it."""
-    text, transcript = (partial(_said, is_sound=is_sound) for is_sound in (False, True))
+    text, transcript = (partial(_text_of, is_sound=is_sound) for is_sound in (False, True))
     table = Table(
         oa.Part,
         Field("type", k.choice(kinds), attr="kind"),

@@ -30,7 +30,7 @@ from ...values.modes import Mode
 from ...values.openai import CancelResponse
 from ...values.requests import Append, Ask, ClientMessage, Init, Request
 from ..codec import Fields, Reading, as_object
-from ..kinds import FLAG, INTEGER, SPEECH, TEXT, VOICE, Kind, heard, word_of
+from ..kinds import FLAG, INTEGER, SPEECH, TEXT, VOICE, Kind, input_sound, word_of
 from ..table import Field, Object, Row, Rule, Table, optional
 from . import chat, shared
 from .base import Context, Dialect, Json
@@ -93,7 +93,7 @@ _APPEND: Final = Table(
     Append,
     Object(
         "input",
-        Field("audio", heard(1), attr="pcm"),
+        Field("audio", input_sound(1), attr="pcm"),
         shared.frames("video_frames"),
         shared.FORCE_LISTEN,
         shared.APPEND_SLICES,

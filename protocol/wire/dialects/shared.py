@@ -135,7 +135,7 @@ def _closing_words(value: Value, _: Reading) -> str | None:
 
 CLOSE: Final = Table(
     CloseRequest,
-    optional("reason", k.Kind(read=_closing_words, schema={}, holds=k.SAID)),
+    optional("reason", k.Kind(read=_closing_words, schema={}, holds=k.USER_TEXT)),
     tag={"type": SESSION_CLOSE},
 )
 """`session.close`: it is honoured in every state, so nothing in it is refused."""
