@@ -201,14 +201,14 @@ class Field(FieldColumns):
         return put
 
 
-def optional(name: str, kind: Kind, **more: Any) -> Field:
+def optional(name: str, kind: Kind, attr: str | None = None, **more: Any) -> Field:
     """Make the row of a field that may be absent: its attribute is None then."""
-    return Field(name, kind, None, omit=True, **more)
+    return Field(name, kind, None, attr=attr, omit=True, **more)
 
 
-def checked(name: str, kind: Kind, **more: Any) -> Field:
+def checked(name: str, kind: Kind, doc: str = "", **more: Any) -> Field:
     """Make the row of a field that is checked and not kept."""
-    return Field(name, kind, None, attr=DROPPED, **more)
+    return Field(name, kind, None, attr=DROPPED, doc=doc, **more)
 
 
 def computed(name: str, kind: Kind, get: Callable[[Any], object], **more: Any) -> Field:

@@ -63,14 +63,15 @@ UNSUPPORTED: Final = frozenset(
 )
 """Events of the API that ask for what the model cannot do."""
 
-_EMPTY: Final = "Must be empty here."
-_CLOSED: Final = errors.ErrorCode.UNKNOWN_PARAMETER
+EMPTY: Final = "Must be empty here."
+CLOSED: Final = errors.ErrorCode.UNKNOWN_PARAMETER
 """An unknown field is such an error."""
 
 
-def _ignored(name: str, why: str = "Ignored.", holds: k.Holds | None = k.USER_TEXT) -> Field:
+def ignored(name: str, why: str = "Ignored.", holds: k.Holds | None = k.USER_TEXT) -> Field:
+    """A field of the API that changes nothing here."""
     kind = k.Kind(read=lambda *_: None, schema={}, holds=holds)
-    return checked(name, kind, doc=why)
+    return checked(name, kind, why)
 
 
 def _event_id(attr: str = "event_id") -> Field:
@@ -154,9 +155,9 @@ def _delegation(attr: str, backend: str, names: str, **how: Any) -> Object:
             omit=True,
             doc="Of the model to which tasks would be delegated; other fields are ignored.",
         ),
-        _ignored("acknowledgement_delay_ms", "Ignored: the model decides what it says meanwhile."),
+        ignored("acknowledgement_delay_ms", "Ignored: the model decides what it says meanwhile."),
         omit=True,
-        closed=_CLOSED,
+        closed=CLOSED,
         doc="Who handles delegated tasks: calls of tools, with `responses`.",
     )
 
@@ -199,12 +200,10 @@ _START: Final = Table(
                 "format",
                 Field("type", k.choice(model.CODINGS), "audio/pcm", attr="live.coding"),
                 Field("rate", RATE, model.LIVE_RATES_HZ[0], attr="live.rate_hz"),
-                closed=_CLOSED,
+                closed=CLOSED,
             ),
-            Object(
-                "output", optional("voice", _VOICE, attr="ref_audio"), omit=True, closed=_CLOSED
-            ),
-            closed=_CLOSED,
+            Object("output", optional("voice", _VOICE, attr="ref_audio"), omit=True, closed=CLOSED),
+            closed=CLOSED,
         ),
         _delegation("live.delegation", "live.backend", "live.tools"),
         Field("input", items(one(_ITEM), HISTORY_MAX), (), attr="live.history", omit=True),
@@ -217,13 +216,13 @@ _START: Final = Table(
             omit=True,
         ),
         Field("store", RECORD.kind, True, attr="record", omit=True),
-        Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc=_EMPTY),
+        Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc=EMPTY),
         is_required=True,
-        closed=_CLOSED,
+        closed=CLOSED,
     ),
     _event_id("live.event_id"),
     tag={"type": SESSION_START},
-    closed=_CLOSED,
+    closed=CLOSED,
 )
 FORK_START: Final = Table(
     Init,
@@ -236,18 +235,18 @@ FORK_START: Final = Table(
                 "format",
                 Field("type", k.choice(model.CODINGS), "", attr="live.coding"),
                 Field("rate", RATE, 0, attr="live.rate_hz"),
-                closed=_CLOSED,
+                closed=CLOSED,
             ),
-            closed=_CLOSED,
+            closed=CLOSED,
         ),
         _delegation("live.delegation", "live.backend", "live.tools"),
         Field("store", RECORD.kind, True, attr="record", omit=True),
         is_required=True,
-        closed=_CLOSED,
+        closed=CLOSED,
     ),
     _event_id("live.event_id"),
     tag={"type": SESSION_START},
-    closed=_CLOSED,
+    closed=CLOSED,
     lacks={"instructions": ""},
 )
 """The `session.start` of a fork, in which all else is as it was; an empty text or 0: this too."""
@@ -256,16 +255,16 @@ _UPDATE: Final = Table(
     Object(
         "session",
         _delegation(DROPPED, DROPPED, "tools", get=lambda _: "client"),
-        Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc=_EMPTY),
+        Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc=EMPTY),
         is_required=True,
-        closed=_CLOSED,
+        closed=CLOSED,
     ),
     _event_id(),
     tag={"type": shared.SESSION_UPDATE},
-    closed=_CLOSED,
+    closed=CLOSED,
 )
 _CLOSE: Final = Table(
-    CloseRequest, _ignored("event_id"), tag={"type": shared.SESSION_CLOSE}, lacks={"reason": None}
+    CloseRequest, ignored("event_id"), tag={"type": shared.SESSION_CLOSE}, lacks={"reason": None}
 )
 """It is honoured in every state, so nothing in it is refused."""
 REQUESTS: Final = {
@@ -277,13 +276,11 @@ REQUESTS: Final = {
             "event_id", k.text(INPUT_ID_CHARS_MAX, holds=k.NAMED), "", attr=DROPPED, doc="Ignored."
         ),
         tag={"type": AUDIO_APPEND},
-        closed=_CLOSED,
+        closed=CLOSED,
     ),
-    Request.MUTE: Table(
-        Mute, _event_id(), tag={"type": "session.input_audio.mute"}, closed=_CLOSED
-    ),
+    Request.MUTE: Table(Mute, _event_id(), tag={"type": "session.input_audio.mute"}, closed=CLOSED),
     Request.UNMUTE: Table(
-        Unmute, _event_id(), tag={"type": "session.input_audio.unmute"}, closed=_CLOSED
+        Unmute, _event_id(), tag={"type": "session.input_audio.unmute"}, closed=CLOSED
     ),
     Request.UPDATE: _UPDATE,
     Request.TOOL_RESULT: Table(
@@ -299,20 +296,20 @@ REQUESTS: Final = {
                 doc="Always this.",
             ),
             *tools.result_rows(),
-            *(_ignored("id", holds=k.NAMED), _ignored("status", holds=None), _ignored("caller")),
+            *(ignored("id", holds=k.NAMED), ignored("status", holds=None), ignored("caller")),
             is_required=True,
-            closed=_CLOSED,
+            closed=CLOSED,
         ),
-        _ignored("event_id"),
+        ignored("event_id"),
         tag={"type": "response.item.create"},
-        closed=_CLOSED,
+        closed=CLOSED,
     ),
     Request.RESPOND: Table(
         Respond,
-        _ignored("event_id"),
+        ignored("event_id"),
         tag={"type": "response.create"},
         lacks=dict.fromkeys(("metadata", "modality", "instructions")),
-        closed=_CLOSED,
+        closed=CLOSED,
         doc="Without effect: the model goes on by itself after a result.",
     ),
     Request.CLOSE: _CLOSE,

@@ -41,8 +41,8 @@ from . import openai_requests as requests
 from . import shared
 from .base import Context, Dialect, Json
 from .chat import FUNCTIONS
-from .live import EVENT_ID, error_table, only, unsupported
-from .openai_requests import ANY_EVENT_ID, ignored, nothing, null
+from .live import EVENT_ID, error_table, ignored, only, unsupported
+from .openai_requests import ANY_EVENT_ID, nothing, null
 from .openai_tools import CALLED
 from .shared import APPEND_SLICES, PLAYED_MS_MAX, PROMPT, RECORD, TOKEN, frames, setting
 
@@ -61,16 +61,6 @@ _NUMBER: Final = computed(
 _DATA_URL: Final = "data:"
 
 # -- from the client ----------------------------------------------------------------------------
-
-
-def _checked(name: str, kind: k.Kind, doc: str, **more: Any) -> Field:
-    """A field that changes nothing here, and may not be wrong."""
-    return checked(name, kind, doc=doc, **more)
-
-
-def _maybe(name: str, kind: k.Kind, attr: str | None = None, **more: Any) -> Field:
-    """A field that may be left out."""
-    return optional(name, kind, attr=attr or name, **more)
 
 
 def _modality(value: Value, _: Reading) -> str:
@@ -108,8 +98,8 @@ def _rate(rate_hz: int) -> k.Kind:
 def _form(name: str, rate_hz: int) -> Object:
     """The form of sound in one direction, as OpenAI's GA API has it; ours is fixed."""
     kind = only(CODINGS, "audio/pcm", "sound is pcm16 here")
-    rows = (_checked("type", kind, "PCM16."), _checked("rate", _rate(rate_hz), "Samples a second."))
-    rate = _checked("sample_rate_hz", _rate(rate_hz), "Samples a second.")
+    rows = (checked("type", kind, "PCM16."), checked("rate", _rate(rate_hz), "Samples a second."))
+    rate = checked("sample_rate_hz", _rate(rate_hz), "Samples a second.")
     return Object(name, Object("format", *rows, doc="Its form."), rate, doc="Sound.")
 
 
@@ -152,7 +142,7 @@ _DETECTION: Final = requests.detection(
                 omit=True,
                 example=500,
             ),
-            _checked(
+            checked(
                 "interrupt_response",
                 k.Kind(read=_interrupts, schema={"type": "boolean", "const": True}),
                 "Must be true.",
@@ -165,31 +155,31 @@ _INIT: Final = Table(
     Init,
     Object(
         "session",
-        _maybe("model", k.TEXT, "omni.model", example="tiny"),
-        _maybe("modalities", _MODALITY, "omni.modality", also=_GA, example=_BOTH),
+        optional("model", k.TEXT, "omni.model", example="tiny"),
+        optional("modalities", _MODALITY, "omni.modality", also=_GA, example=_BOTH),
         Field("instructions", PROMPT, "", omit=True),
-        _maybe("ref_audio", _VOICE, doc="A voice: base64 of a WAV, or a data URL."),
-        _checked(
+        optional("ref_audio", _VOICE, doc="A voice: base64 of a WAV, or a data URL."),
+        checked(
             "voice",
             k.Kind(read=_no_voice, schema={"type": "string", "maxLength": 0}),
             "Must be empty here.",
         ),
-        _checked("input_audio_format", _FORMAT, "PCM16."),
-        _checked("output_audio_format", _FORMAT, "PCM16."),
-        _checked("sample_rate_hz", _rate(INPUT_RATE_HZ), "Of the client's sound."),
+        checked("input_audio_format", _FORMAT, "PCM16."),
+        checked("output_audio_format", _FORMAT, "PCM16."),
+        checked("sample_rate_hz", _rate(INPUT_RATE_HZ), "Of the client's sound."),
         Object(
             "audio",
             _form("input", INPUT_RATE_HZ),
             _form("output", OUTPUT_RATE_HZ),
             doc="The same, as the GA API has it.",
         ),
-        _maybe("turn_detection", _DETECTION, "omni.detection"),
-        _maybe("overlap_policy", k.choice(get_args(om.Overlap)), "omni.overlap"),
-        _maybe("playback_commit_policy", k.choice(get_args(om.History)), "omni.history"),
+        optional("turn_detection", _DETECTION, "omni.detection"),
+        optional("overlap_policy", k.choice(get_args(om.Overlap)), "omni.overlap"),
+        optional("playback_commit_policy", k.choice(get_args(om.History)), "omni.history"),
         setting("temperature", k.number(0, 2), _PLAIN.temperature, attr="config.temperature"),
         Object(
             "extra_body",
-            _maybe("auto_response", k.FLAG, "omni.answers"),
+            optional("auto_response", k.FLAG, "omni.answers"),
             Field(
                 "force_listen_count",
                 k.integer(0, 100),
@@ -255,8 +245,8 @@ REQUESTS: Final = {
     Request.APPEND: Table(
         Append,
         Field("audio", _PIECE, attr="pcm"),
-        _checked("format", _FORMAT, "PCM16.", also=("input_audio_format",)),
-        _checked("sample_rate_hz", _rate(INPUT_RATE_HZ), "Of the sound."),
+        checked("format", _FORMAT, "PCM16.", also=("input_audio_format",)),
+        checked("sample_rate_hz", _rate(INPUT_RATE_HZ), "Of the sound."),
         frames("video_frames"),
         APPEND_SLICES,
         *(ignored(name, holds=None) for name in ("is_speech", "duration_ms", "audio_end_ms")),
@@ -268,7 +258,7 @@ REQUESTS: Final = {
     Request.COMMIT: _request(
         om.CommitTurn,
         "input_audio_buffer.commit",
-        _maybe("response_create", k.FLAG, "responds", also=("create_response",)),
+        optional("response_create", k.FLAG, "responds", also=("create_response",)),
         Field("is_speech", k.FLAG, True, omit=True),
         ignored("final", holds=None),
     ),
@@ -277,19 +267,19 @@ REQUESTS: Final = {
         "response.create",
         Object(
             "response",
-            _maybe("modalities", _MODALITY, "modality", also=_GA, example=_BOTH),
-            _checked("instructions", _NO_PROMPT, "Must be empty here.", example=""),
+            optional("modalities", _MODALITY, "modality", also=_GA, example=_BOTH),
+            checked("instructions", _NO_PROMPT, "Must be empty here.", example=""),
             setting("max_output_tokens", requests.TOKENS, 0, attr="max_tokens", example=100),
-            _maybe("metadata", requests.METADATA, example={"trace": "3"}),
+            optional("metadata", requests.METADATA, example={"trace": "3"}),
             omit=True,
             doc="Settings of this response; others than these are ignored.",
         ),
     ),
-    Request.CANCEL: _request(oa.CancelResponse, "response.cancel", _maybe("response_id", _ID)),
+    Request.CANCEL: _request(oa.CancelResponse, "response.cancel", optional("response_id", _ID)),
     Request.INTERRUPT: _request(
         om.BargeIn,
         "barge_in",
-        _checked("event", k.choice(("barge_in", "response.cancel")), "Of `turn.signal`, the same."),
+        checked("event", k.choice(("barge_in", "response.cancel")), "Of `turn.signal`, the same."),
         ignored("payload"),
     ),
     Request.CLEAR_OUTPUT: _request(om.ClearOutput, "output_audio_buffer.clear"),
@@ -297,9 +287,9 @@ REQUESTS: Final = {
         om.AckPlayback,
         shared.PLAYBACK_ACK,
         Field("played_ms", _MS),
-        _maybe("committed_ms", _MS),
-        _maybe("response_id", _ID),
-        _maybe("item_id", _NAMES_ITEM),
+        optional("committed_ms", _MS),
+        optional("response_id", _ID),
+        optional("item_id", _NAMES_ITEM),
         Field("truncate", k.FLAG, False, attr="truncates", omit=True),
     ),
     Request.HEARTBEAT: _request(om.Heartbeat, "session.heartbeat"),

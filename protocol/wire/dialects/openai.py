@@ -30,7 +30,7 @@ from . import openai_answers as answers
 from . import openai_requests as requests
 from . import shared
 from .base import Context, Dialect, Json
-from .live import EVENT_ID, REASONS, error_table, only, unsupported
+from .live import CLOSED, EVENT_ID, REASONS, error_table, ignored, only, unsupported
 
 _NO_HINT: Final = "Without effect: the model transcribes what it hears, without hints."
 _HINTS: Final = ("prompt", "keywords")
@@ -66,7 +66,7 @@ _CONFIGURE: Final = Table(
                 Object(
                     "transcription",
                     _MODEL,
-                    *(requests.ignored(name, _NO_HINT) for name in _HINTS),
+                    *(ignored(name, _NO_HINT) for name in _HINTS),
                     *(_plain(name) for name in _PLAIN_HINTS),
                     omit=True,
                     doc="The model, and hints for it.",
@@ -75,9 +75,9 @@ _CONFIGURE: Final = Table(
             ),
             doc="Sound.",
         ),
-        requests.ignored("include"),
+        ignored("include"),
         is_required=True,
-        closed=requests.CLOSED,
+        closed=CLOSED,
         doc="The settings to change.",
     ),
     requests.ANY_EVENT_ID,

@@ -10,7 +10,6 @@ import attrs
 
 from ...values import behaviour
 from ...values import openai as oa
-from ...values.errors import ErrorCode
 from ...values.limits import INPUT_ID_CHARS_MAX, ITEM_CHARS_MAX, ITEM_PARTS_MAX, MS_PER_S
 from ...values.model import CODINGS, G711_RATE_HZ, rate_of
 from ...values.requests import AppendSound, Request
@@ -33,7 +32,7 @@ from ..table import (
     optional,
 )
 from .chat import SENT_FUNCTIONS
-from .live import TOOLS, empty, only, unsupported, until
+from .live import CLOSED, EMPTY, TOOLS, empty, ignored, only, unsupported, until
 from .shared import PROMPT
 
 MODALITIES: Final = ("audio", "text")
@@ -42,13 +41,6 @@ IDLE_MS_MAX: Final = 3600 * MS_PER_S
 SILENCE_MS_MAX: Final = 10 * MS_PER_S
 """A longer pause ends a turn of any speaker."""
 _VOICE_CHARS_MAX: Final = 64
-CLOSED: Final = ErrorCode.UNKNOWN_PARAMETER
-
-
-def ignored(name: str, why: str = "Ignored.", holds: k.Holds | None = k.USER_TEXT) -> Field:
-    """A field of the API that changes nothing here."""
-    kind = k.Kind(read=lambda *_: None, schema={}, holds=holds)
-    return checked(name, kind, doc=why)
 
 
 def lacking(what: str, nothing: object, **schema: object) -> k.Kind:
@@ -62,7 +54,6 @@ def lacking(what: str, nothing: object, **schema: object) -> k.Kind:
 
 
 ANY_EVENT_ID: Final = ignored("event_id")
-EMPTY: Final = "Must be empty here."
 
 
 def _modality(value: Value, _: Reading) -> str:
