@@ -30,7 +30,7 @@ from protocol.wire.kinds import (
     TEXT,
     USER_TEXT,
     choice,
-    heard,
+    input_sound,
     integer,
     number,
     text,
@@ -214,7 +214,7 @@ def test_what_base64_may_hold_is_what_its_reader_takes(name: str) -> None:
 @pytest.mark.parametrize("samples_min", [1, 4000, 4001, 4002])
 def test_the_lengths_of_sound_are_those_of_its_samples(samples_min: int) -> None:
     """A tool would refuse sound that the server takes."""
-    schema = heard(samples_min).schema
+    schema = input_sound(samples_min).schema
     for samples, name in ((samples_min, "minLength"), (APPEND_SAMPLES_MAX, "maxLength")):
         assert len(encode_base64(bytes(SAMPLE_BYTES * samples))) == schema[name]
 
