@@ -19,9 +19,10 @@ import attrs
 
 from ..values import messages as ms
 from ..values import requests as rq
-from ..values import state
+from ..values import state as states
 from ..values.errors import CLIENT_ERRORS, CLOSE_NORMAL, LocalProtocolError
 from ..values.modes import OF_MODE, Mode
+from ..values.state import Gate, Role, SessionKind, State
 from ..wire import dialects
 from ..wire.codec import parse_frame
 
@@ -46,29 +47,29 @@ class ClientConnection:
         self._dialect = dialects.DIALECTS[dialect_name]
         self._mode = mode
         self._requests = {table.cls: request for request, table in self._dialect.requests(mode)}
-        self._session_kind = state.session_kind_of(
+        self._session_kind = states.session_kind_of(
             mode, is_request=self._dialect is dialects.LEGACY_CHAT
         )
-        self._state = state.BEGINNINGS[self._session_kind]
+        self._state = states.BEGINNINGS[self._session_kind]
         if self._dialect in (
             dialects.OPENAI,
             dialects.OMNI,
         ):  # where the end of the wait is not a message
-            self._state = state.State.CONNECTED
+            self._state = State.CONNECTED
         self._close_sent = False
         self._is_answered = False
         self._is_streamed: bool | None = None
         self._closed_with: tuple[int, str] | None = None
-        self._gate = state.Gate.CLOSED
+        self._gate = Gate.CLOSED
         self._move_gate()
 
     @property
-    def state(self) -> state.State:
+    def state(self) -> State:
         """The session's state, as far as the server's messages show."""
         return self._state
 
     @property
-    def gate(self) -> state.Gate:
+    def gate(self) -> Gate:
         """What may be sent now: nothing in CLOSED, where a `CloseRequest` leads at once (001)."""
         return self._gate
 
@@ -96,8 +97,8 @@ class ClientConnection:
         frames = _frames_of(message)
         if frames and self._mode == "audio":
             raise LocalProtocolError(f"{frames} video frames in mode=audio")
-        verdict = state.judge(self._gate, request)
-        if verdict != state.ACCEPT:
+        verdict = states.judge(self._gate, request)
+        if verdict != states.ACCEPT:
             raise LocalProtocolError(f"{request} in state {self._gate}: it would be {verdict}")
         frame = self._dialect.encode_request(message)
         bytes_max = OF_MODE[self._mode].frame_bytes_max
@@ -110,19 +111,19 @@ class ClientConnection:
     def _follow_sent(self, message: rq.ClientMessage) -> None:
         match message:
             case rq.Init():
-                self._gate = state.Gate.OPENING
+                self._gate = Gate.OPENING
             case rq.Ask(streaming=is_streamed):
-                self._gate, self._is_streamed = state.Gate.TURN, is_streamed
+                self._gate, self._is_streamed = Gate.TURN, is_streamed
             case rq.ChooseModel():
                 self._choose()
-            case rq.Commit() if self._gate is state.Gate.UNCHOSEN:
+            case rq.Commit() if self._gate is Gate.UNCHOSEN:
                 self._choose()
             case rq.CloseRequest():
-                self._gate, self._close_sent = state.Gate.CLOSED, True
+                self._gate, self._close_sent = Gate.CLOSED, True
 
     def _choose(self) -> None:
-        self._state = state.next_state(
-            state.Role.CLIENT, self._session_kind, self._state, state.ModelChosen
+        self._state = states.next_state(
+            Role.CLIENT, self._session_kind, self._state, states.ModelChosen
         )
         self._move_gate()
 
@@ -147,23 +148,23 @@ class ClientConnection:
     def _take(self, message: ms.ServerMessage) -> bool:
         """Follow a message; False for the `stopped` after the `error` that ended it (002)."""
         before = self._state
-        is_over = before is state.State.CLOSED and self._dialect is dialects.LEGACY_DUPLEX
+        is_over = before is State.CLOSED and self._dialect is dialects.LEGACY_DUPLEX
         if is_over and isinstance(message, ms.Closed):
             return False
         is_place = isinstance(message, ms.Queued | ms.QueueUpdate)
         if (
             is_place
             and self._dialect in (dialects.OPENAI, dialects.OMNI)
-            and before is state.State.CONNECTED
+            and before is State.CONNECTED
         ):
             return True
-        self._state = state.next_state(state.Role.CLIENT, self._session_kind, before, type(message))
+        self._state = states.next_state(Role.CLIENT, self._session_kind, before, type(message))
         if isinstance(message, ms.Created) and self._dialect is dialects.OPENAI_TRANSCRIPTION:
             self._choose()
-        if self._gate is state.Gate.TURN:
+        if self._gate is Gate.TURN:
             self._follow_turn(message)
         elif isinstance(message, ms.Paused) and not self._close_sent:
-            self._gate = state.Gate.PAUSED
+            self._gate = Gate.PAUSED
         elif self._state is not before or self._reopens(message):
             self._move_gate()
         return True
@@ -172,15 +173,15 @@ class ClientConnection:
         """Whether a pause ended or an init was refused, so that more may be sent."""
         refused = isinstance(message, ms.ErrorReport) and message.code in CLIENT_ERRORS
         # In OPENING nothing but the init can have been wrong: a better one may be sent.
-        return isinstance(message, ms.Resumed) or (refused and self._gate is state.Gate.OPENING)
+        return isinstance(message, ms.Resumed) or (refused and self._gate is Gate.OPENING)
 
     def _follow_turn(self, message: ms.ServerMessage) -> None:
         if (
             isinstance(message, ms.Response | ms.ErrorReport)
-            and self._session_kind is state.SessionKind.REQUEST
+            and self._session_kind is SessionKind.REQUEST
         ):
             self._is_answered = True
-            self._gate = state.Gate.CLOSED
+            self._gate = Gate.CLOSED
         elif isinstance(message, ms.Response | ms.ErrorReport | ms.Closed):
             self._move_gate()
 
@@ -192,28 +193,28 @@ class ClientConnection:
         in a transcription, or in `openai`.
         """
         self._closed_with = (code, reason)
-        is_due = self._state is not state.State.ACTIVE or self._is_answered
+        is_due = self._state is not State.ACTIVE or self._is_answered
         # An idle transcription ends without a message, and so does each session of `openai`.
         is_due = (
             is_due
-            or self._session_kind is state.SessionKind.TRANSCRIPTION
+            or self._session_kind is SessionKind.TRANSCRIPTION
             or self._dialect is dialects.OPENAI
         )
-        ordered = self._state is state.State.CLOSED or (is_due and code == CLOSE_NORMAL)
-        if self._state is not state.State.CLOSED:
-            self._state = state.next_state(
-                state.Role.CLIENT, self._session_kind, self._state, state.ConnectionEnded
+        ordered = self._state is State.CLOSED or (is_due and code == CLOSE_NORMAL)
+        if self._state is not State.CLOSED:
+            self._state = states.next_state(
+                Role.CLIENT, self._session_kind, self._state, states.ConnectionEnded
             )
         self._move_gate()
         return ordered
 
     def _move_gate(self) -> None:
-        is_over = self._close_sent or self._state is state.State.CLOSED
+        is_over = self._close_sent or self._state is State.CLOSED
         is_open = self._dialect in (dialects.OPENAI, dialects.OPENAI_TRANSCRIPTION)
-        there = state.Gate.OPEN if is_open else state.gate_of(self._session_kind, self._state)
-        if there is state.Gate.ACTIVE and self._dialect is dialects.OMNI:
-            there = state.Gate.STEERED
-        self._gate = state.Gate.CLOSED if is_over else there
+        there = Gate.OPEN if is_open else states.gate_of(self._session_kind, self._state)
+        if there is Gate.ACTIVE and self._dialect is dialects.OMNI:
+            there = Gate.STEERED
+        self._gate = Gate.CLOSED if is_over else there
 
 
 def _frames_of(message: rq.ClientMessage) -> int:

@@ -108,6 +108,7 @@ class Kind:
             state=BEGINNINGS[self.session_kind],
             dialect=first_dialect(opened.mode, opened.endpoint),
             has_event_ids=opened.endpoint in ev.EVENT_IDS,
+            is_omni=opened.endpoint == "omni",
         )
         self.slot = Slot(self.step, self.timers, self.peer)
         self.watchdog = Watchdog(self.step, self.timers, self.slot.call)
@@ -136,8 +137,8 @@ class Kind:
     @property
     def gate(self) -> Gate:
         """The gate that judges the client's messages."""
-        if self.early_bytes is not None:
-            return Gate.KEPT if self.early_bytes else Gate.WAITING
+        if self.peer.state is State.QUEUED and self.has_opening:
+            return Gate.KEPT if self.peer.early else Gate.WAITING
         return gate_of(self.session_kind, self.peer.state)
 
     def refusal(self, _message: ClientMessage) -> Refused | None:

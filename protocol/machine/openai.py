@@ -29,28 +29,17 @@ from ..values import events as ev
 from ..values import openai as oa
 from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FrameError
 from ..values.messages import EndReason, Listen, Speech, ToolCalled
-from ..values.model import OUTPUT_RATE_HZ, SAMPLE16_BYTES, SAMPLE_BYTES, Coding, rate_of
+from ..values.model import OUTPUT_RATE_HZ, SAMPLE16_BYTES, SAMPLE_BYTES, rate_of
 from ..values.openai import Item, Part
 from ..values.requests import Append, AppendSound, ClientMessage, Init, VoiceName
 from ..values.state import Gate, SessionKind
 from ..values.utf8 import Refused
 from ..wire.audio import expand
 from ..wire.kinds import STOCK_VOICES
+from . import sound as shared
 from .conversation import UNHEARD, Conversation
 from .kind import Handlers, Kind
 from .setup import DUPLEX_HANDLERS, Setup, duplex_parts
-from .sound import (
-    AWAY_NS,
-    UPDATES_MAX,
-    SoundPieces,
-    expired,
-    first_settings,
-    format_refusal,
-    is_served,
-    never_written,
-    other_formats,
-    own_time,
-)
 from .unit_loop import UnitLoop
 
 _SOUND: Final = (Part(kind="input_audio"),)
@@ -98,7 +87,7 @@ class OpenAI(Kind):
 
     setup: Setup = attrs.field(init=False)
     loop: UnitLoop = attrs.field(init=False)
-    sound: SoundPieces = attrs.field(init=False)
+    sound: shared.SoundPieces = attrs.field(init=False)
     conversation: Conversation = attrs.field(init=False)
     updates: int = 0
     input_item: str = ""
@@ -114,8 +103,8 @@ class OpenAI(Kind):
         super().__attrs_post_init__()
         self.setup = duplex_parts(self)
         self.loop, self.slot_user = self.setup.loop, self.setup.migration
-        self.sound = SoundPieces(self.step, self.peer, self)
-        first = first_settings(self.peer)
+        self.sound = shared.SoundPieces(self.step, self.peer, self.take_second)
+        first = shared.first_settings(self.peer)
         self.conversation = Conversation(self.step, self.peer, self.loop, self.sound, first)
 
     # -- the session ----------------------------------------------------------------------------
@@ -137,13 +126,13 @@ class OpenAI(Kind):
 
     def begin(self) -> None:
         """Queue for the slot, with the settings of a client that has sent nothing."""
-        if is_served(self, self.settings.model):
+        if shared.is_served(self, self.settings.model):
             super().begin()
 
     def first_slot(self) -> None:
         """Tell the client that the session is there, and add the items that came early."""
         super().first_slot()
-        self.conversation.settings = own_time(self, self.settings)
+        self.conversation.settings = shared.own_time(self, self.settings)
         if self.has_own_time:
             self.timers.cancel("init")
         self.send_created()
@@ -151,10 +140,8 @@ class OpenAI(Kind):
             self.peer.send(oa.ConversationCreated(id=self.conversation.id))
         for _ in range(self.updates):
             self.peer.send(oa.Configured(openai=self.settings))
-        conversation = self.conversation
-        self.updates, early, conversation.items = 0, conversation.items, {}
-        for item in early.values():
-            conversation.add(item, conversation.last_id)
+        self.updates = 0
+        self.conversation.add_early()
 
     def send_created(self, prompt_length: int = 0) -> None:
         """Tell the client that the session is there, and its settings."""
@@ -178,7 +165,7 @@ class OpenAI(Kind):
             return self._picture_refusal(message)
         samples = self.loop.speech.samples - self.skipped
         return (
-            format_refusal(self.step, message, self.settings, samples)
+            shared.format_refusal(self.step, message, self.settings, samples)
             or self.sound.refusal(message)
             or self.conversation.refusal(message)
             or self._backlog_refusal(message)
@@ -188,7 +175,7 @@ class OpenAI(Kind):
         """Refuse sound for which there is no room."""
         if not isinstance(message, AppendSound) or not self.step.behaves(behaviour.KEEPS_SOUND):
             return None
-        width = 1 if self.coding == "audio/pcm" else SAMPLE16_BYTES  # once expanded
+        width = 1 if self.sound.coding == "audio/pcm" else SAMPLE16_BYTES  # once expanded
         waiting = len(self.sound.rest) + len(message.pcm16) * width
         if waiting <= limits.BACKLOG_S_MAX * self.sound.second_bytes:
             return None
@@ -244,17 +231,18 @@ class OpenAI(Kind):
             named = self.step.limits.transcriber if message.transcribes else ""
             now = attrs.evolve(now, transcriber=named)
         is_late_too = self.step.behaves(behaviour.LATE_FORMATS)
-        if not speech.samples or (is_late_too and other_formats(message, now)):
+        if not speech.samples or (is_late_too and shared.other_formats(message, now)):
             now = attrs.evolve(now, input_format=message.input_format or now.input_format)
             now = attrs.evolve(now, output_format=message.output_format or now.output_format)
             if speech.samples:
                 self._forget_sound()
+            self.sound.set_format(now.input_format, rate_of(now.input_format))
         self.conversation.settings = now
         self._wait_on()
         if self.peer.is_active:
             self.peer.send(oa.Configured(openai=now))
         else:
-            self.updates = min(self.updates + 1, UPDATES_MAX)
+            self.updates = min(self.updates + 1, shared.UPDATES_MAX)
 
     def _offer(self, message: oa.Configure, now: oa.OpenAISession) -> oa.OpenAISession:
         """Return settings with the tools of a change; an open model has no others than before."""
@@ -310,14 +298,14 @@ class OpenAI(Kind):
             status = "cancelled" if reason == "client" else "failed"
             self.conversation.end_reply(status, fault=reason)
             for item_id in self._unwritten:
-                self.peer.send(never_written(item_id))
-            expired(self, reason)
+                self.peer.send(shared.never_written(item_id))
+            shared.expired(self, reason)
 
     def _close_speech(self) -> None:
         """Make an item of speech that is open."""
         speech = self.loop.speech
         if speech.is_speaking:
-            at_ms = speech.samples * limits.MS_PER_S // self.rate_hz
+            at_ms = speech.samples * limits.MS_PER_S // self.sound.rate_hz
             self.speech_stopped(ev.SpeechStopped(at_ns=self.step.now_ns, at_ms=at_ms))
 
     def _waits_for_words(self) -> bool:
@@ -327,7 +315,7 @@ class OpenAI(Kind):
             return False
         self._close_speech()
         samples = self.loop.speech.samples - self.skipped
-        late_s = samples // self.rate_hz - limits.LAST_WORDS_S - self._behind
+        late_s = samples // self.sound.rate_hz - limits.LAST_WORDS_S - self._behind
         self.ending_ms = late_s * limits.MS_PER_S
         if not self._unwritten:
             self.ending_ms = None
@@ -379,7 +367,7 @@ class OpenAI(Kind):
 
     def has_model(self) -> bool:
         """Whether the model is open; the first second of sound opens it."""
-        if not self.setup.is_opened and self.loop.input.waiting:
+        if not self.setup.is_opened and self.loop.input.waiting.units:
             if not self.setup.migration.move_if_due():
                 self._open()
             return False
@@ -407,21 +395,11 @@ class OpenAI(Kind):
 
     # -- sound ----------------------------------------------------------------------------------
 
-    @property
-    def coding(self) -> Coding:
-        """How the client's sound is written."""
-        return self.settings.input_format
-
-    @property
-    def rate_hz(self) -> int:
-        """The rate of the client's sound."""
-        return rate_of(self.coding)
-
     def append_sound(self, message: AppendSound) -> None:
         """Take sound: have speech found in it, and bring each full second to the model."""
         if self.ending_ms is not None:
             return
-        pcm16 = expand(message.pcm16, self.coding)
+        pcm16 = expand(message.pcm16, self.sound.coding)
         self._detect(pcm16)
         if not self.peer.is_active:
             self.skipped = self.loop.speech.samples
@@ -435,7 +413,7 @@ class OpenAI(Kind):
         """Bring each full second to the model; more than may wait for it is kept."""
         sound, is_kept = self.sound, self.step.behaves(behaviour.KEEPS_SOUND)
         while len(sound.rest) >= sound.second_bytes and not self.peer.is_closed:
-            waiting = len(self.loop.input.waiting) + len(sound.resampling)
+            waiting = len(self.loop.input.waiting.units) + len(sound.resampling)
             if is_kept and waiting >= limits.UNITS_PENDING_MAX:
                 return
             self._convert(sound.next_second())
@@ -451,7 +429,9 @@ class OpenAI(Kind):
                 short_ms = self.step.limits.backchannel_ms
             is_over = how.interrupts and self.conversation.reply is not None
             speech_ms = short_ms if is_over else 0
-            self.loop.speech.detect(pcm16, self.rate_hz, how.threshold, how.silence_ms, speech_ms)
+            self.loop.speech.detect(
+                pcm16, self.sound.rate_hz, how.threshold, how.silence_ms, speech_ms
+            )
 
     def _convert(self, second: bytes) -> None:
         """Bring a second to the model; an answer may be due after it."""
@@ -523,7 +503,7 @@ class OpenAI(Kind):
         self.uncommitted_bytes, self.input_item = 0, ""
         self.peer.send(oa.InputStep(kind="committed", item_id=item.id, previous_id=previous))
         samples = self.loop.speech.samples - self.skipped
-        self.conversation.add_sound(item, samples * limits.MS_PER_S // self.rate_hz)
+        self.conversation.add_sound(item, samples * limits.MS_PER_S // self.sound.rate_hz)
         if not self.step.behaves(behaviour.KEEPS_SOUND):
             self.due_units = max(self.due_units, limits.ANSWER_UNITS)
         elif self._answers_unasked:
@@ -558,14 +538,14 @@ class OpenAI(Kind):
         self._detect(silence)
         self.sound.rest += silence
         # the next one is due in a second
-        self.sound_ns = self.step.now_ns + limits.NS_PER_S - AWAY_NS
+        self.sound_ns = self.step.now_ns + limits.NS_PER_S - shared.AWAY_NS
         self._take_seconds()
 
     def _take_silence(self) -> None:
         """Fill up the second with silence, if the client has stopped sending."""
         if not self._is_awaited or self.peer.is_detached:
             return
-        left_ns = self.sound_ns + AWAY_NS - self.step.now_ns
+        left_ns = self.sound_ns + shared.AWAY_NS - self.step.now_ns
         if left_ns > 0:
             self.timers.set("silence", left_ns / limits.NS_PER_S + 1 / limits.MS_PER_S)
             return
@@ -609,7 +589,7 @@ class OpenAI(Kind):
         if not self._idle_ms or is_asked or is_over or self.loop.speech.is_speaking:
             return
         self.input_item = self.input_item or self.conversation.new_id()
-        end_ms = (self.loop.speech.samples - self.skipped) * limits.MS_PER_S // self.rate_hz
+        end_ms = (self.loop.speech.samples - self.skipped) * limits.MS_PER_S // self.sound.rate_hz
         step = oa.InputStep(
             kind="timeout_triggered",
             item_id=self.input_item,
@@ -667,7 +647,7 @@ class OpenAI(Kind):
     @property
     def _started(self) -> int:
         """Seconds of input that the model has, or that were lost."""
-        return self.loop.input.assembler.ordinal - len(self.loop.input.waiting)
+        return self.loop.input.assembler.ordinal - len(self.loop.input.waiting.units)
 
     @property
     def _behind(self) -> int:

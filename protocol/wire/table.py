@@ -37,6 +37,17 @@ def as_it_is(value: Any) -> Any:
     return value
 
 
+@attrs.frozen
+class Constant:
+    """A `get` that always returns the same, whose field is written once for all messages."""
+
+    value: object
+
+    def __call__(self, _message: object) -> object:
+        """Return the constant."""
+        return self.value
+
+
 @attrs.frozen(kw_only=True)
 class Columns:
     """The columns of every row.
@@ -172,8 +183,9 @@ class Field(FieldColumns):
 
     @property
     def is_as_it_is(self) -> bool:
-        """Whether the attribute is written unchanged."""
-        return self.is_plain and self.kind.write is None and not self.omit
+        """Whether an attribute or a constant is written unchanged."""
+        is_known = self.is_plain or isinstance(self.get, Constant)
+        return is_known and self.kind.write is None and not self.omit
 
     def putter(self) -> Put:
         """Make the function that writes it in its place; a plain attribute is already there."""
@@ -219,7 +231,7 @@ def computed(name: str, kind: Kind, get: Callable[[Any], object], **more: Any) -
 def fixed(name: str, word: str) -> Field:
     """Make the row of a field that is always the same word."""
     const = Kind(read=lambda value, _: value.text(), schema={"type": "string", "const": word})
-    return computed(name, const, lambda _: word, doc="Always this.")
+    return computed(name, const, Constant(word), doc="Always this.")
 
 
 IGNORED_PATHS_MAX: Final = 32
@@ -330,7 +342,7 @@ class Shape:
         plain = [row for row in self.written if isinstance(row, Field) and row.is_plain]
         self._template: dict[str, object] = {
             **self.known,
-            **dict.fromkeys(row.name for row in self.written),
+            **{row.name: _constant_of(row) for row in self.written},
         }
         self._plain = tuple(row.name for row in plain)
         self._values = _values_of(tuple(row.attribute for row in plain))
@@ -381,11 +393,17 @@ class Shape:
         return body
 
 
+def _constant_of(row: Field | Object) -> object:
+    if isinstance(row, Field) and isinstance(row.get, Constant):
+        return row.get.value
+    return None
+
+
 def _values_of(names: tuple[str, ...]) -> Callable[[object], tuple[object, ...]]:
     if len(names) > 1:
         return attrgetter(*names)
-    getters = tuple(map(attrgetter, names))
-    return lambda subject: tuple(get(subject) for get in getters)
+    get = attrgetter(names[0]) if names else None
+    return lambda subject: (get(subject),) if get else ()
 
 
 class Table:

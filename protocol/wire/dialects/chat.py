@@ -20,11 +20,11 @@ from ...values.behaviour import ASKED_SPEECH, DUPLEX_TOOLS, SOUND_FILES
 from ...values.messages import Delta, Prefilled, Response, ToolCalled
 from ...values.openai import CancelResponse
 from .. import kinds as k
-from ..codec import Reading, Value, as_object, encode_base64, invalid
+from ..codec import Nested, Reading, Value, as_object, encode_base64, invalid, nested_in
 from ..dialects import shared
 from ..media import WAV_RATE_HZ_MAX, WAV_RATE_HZ_MIN, audio_s, check_image, read_audio
-from ..strict import Nested, nested_in
 from ..table import (
+    Constant,
     Field,
     Items,
     Object,
@@ -128,7 +128,7 @@ MADE_CALLS: Final = items(one(CALL), model.CALLS_MAX)
 _CHOICE: Final = k.because(
     k.choice(("auto", "none")), "the model cannot be made to call a tool, or one of them"
 )
-TOOL_ROWS: Final[tuple[Row, ...]] = (
+TOOL_ROWS: Final = (
     Field("tools", items(variants("type", _TOOL), limits.TOOLS_MAX), (), omit=True, rank=3),
     Field("tool_choice", _CHOICE, "auto", omit=True, rank=3),
 )
@@ -217,7 +217,7 @@ def _functions_of(types: tuple[str, ...], *more: Field) -> Items:
         computed(
             "type",
             k.choice(types),
-            lambda _: "function",
+            Constant("function"),
             doc="Others than functions are left out." if more else "Always function.",
         ),
         Field("name", NAME),

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from ...values.errors import LocalProtocolError
 from ...values.limits import APPEND_SAMPLES_MIN
 from ...values.messages import Closed, Created, EndReason, Listen, Speech
 from ...values.requests import Append, Init, Request
@@ -78,12 +77,6 @@ _METRICS: Final = (
 """Our addition, and 000's own field for the length."""
 
 
-def _word(closed: Closed) -> str:
-    if closed.reason not in _REASONS:
-        raise LocalProtocolError(f"no session.closed for {closed.reason}: it is never sent")
-    return _REASONS[closed.reason]
-
-
 _ANSWERS: Final = (
     Table(
         Created,
@@ -108,7 +101,7 @@ _ANSWERS: Final = (
     ),
     Table(
         Closed,
-        Field("reason", word_of(_ENDS), get=_word),
+        Field("reason", word_of(_ENDS), get=shared.end_word(_REASONS)),
         tag={"type": shared.SESSION_CLOSED},
         lacks={"session_id": ""},
     ),

@@ -38,7 +38,19 @@ from ..audio import compress, to_float32, to_pcm16
 from ..codec import Fields, Reading, Value, encode_base64
 from ..dialects import openai_tools as tools
 from ..dialects import shared
-from ..table import DROPPED, Field, Object, Table, checked, computed, fixed, items, one, optional
+from ..table import (
+    DROPPED,
+    Constant,
+    Field,
+    Object,
+    Table,
+    checked,
+    computed,
+    fixed,
+    items,
+    one,
+    optional,
+)
 from .base import Context, Dialect, Json
 from .chat import FUNCTIONS, SENT_FUNCTIONS
 from .shared import PROMPT, RECORD
@@ -254,7 +266,7 @@ _UPDATE: Final = Table(
     Update,
     Object(
         "session",
-        _delegation(DROPPED, DROPPED, "tools", get=lambda _: "client"),
+        _delegation(DROPPED, DROPPED, "tools", get=Constant("client")),
         Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc=EMPTY),
         is_required=True,
         closed=CLOSED,
@@ -291,7 +303,7 @@ REQUESTS: Final = {
                 "type",
                 k.choice((tools.OUTPUT,)),
                 attr=DROPPED,
-                get=lambda _: tools.OUTPUT,
+                get=Constant(tools.OUTPUT),
                 example=tools.OUTPUT,
                 doc="Always this.",
             ),
@@ -353,7 +365,7 @@ _ENDS: Final[Mapping[str, ms.EndReason]] = {
 EVENT_ID: Final = computed(
     "event_id",
     k.TEXT,
-    lambda _: "event_000000000000",
+    Constant("event_000000000000"),
     example="event_7b20d9c3a415",
     rank=-1,
     doc="The event.",
@@ -362,7 +374,7 @@ _ANSWERED: Final = Field("client_event_id", k.TEXT, "", omit=True)
 
 
 def _one_of(code: str) -> Field:
-    return computed("code", k.choice(INFO_CODES), lambda _: code, doc="The notice.")
+    return computed("code", k.choice(INFO_CODES), Constant(code), doc="The notice.")
 
 
 def _place(queued: ms.Queued | ms.QueueUpdate) -> str:
@@ -392,7 +404,7 @@ _QUEUE_DONE: Final = Table(
     ms.QueueDone,
     EVENT_ID,
     _one_of(ASSIGNED),
-    computed("message", k.TEXT, lambda _: _TURN, example=_TURN, doc="The same for people."),
+    computed("message", k.TEXT, Constant(_TURN), example=_TURN, doc="The same for people."),
     tag={"type": INFO},
 )
 NOTICE: Final = Table(
@@ -560,12 +572,6 @@ def error_table(codes: tuple[errors.ErrorCode, ...], cause: str) -> Table:
     return Table(ms.ErrorReport, EVENT_ID, error, tag={"type": shared.ERROR})
 
 
-def _word(closed: ms.Closed) -> str:
-    if closed.reason not in REASONS:
-        raise errors.LocalProtocolError(f"no session.closed for {closed.reason}: it is never sent")
-    return REASONS[closed.reason]
-
-
 ANSWERS: Final = (
     _QUEUED,
     _MOVED,
@@ -598,7 +604,7 @@ ANSWERS: Final = (
     Table(
         ms.Closed,
         EVENT_ID,
-        Field("reason", k.word_of(_ENDS), get=_word),
+        Field("reason", k.word_of(_ENDS), get=shared.end_word(REASONS)),
         _SESSION,
         Object("usage", Field("seconds", k.INTEGER)),
         tag={"type": shared.SESSION_CLOSED},

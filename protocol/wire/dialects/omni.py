@@ -28,14 +28,14 @@ from ...values import messages as ms
 from ...values import omni as om
 from ...values import openai as oa
 from ...values.behaviour import DUPLEX_TOOLS
-from ...values.errors import LIVE_ERRORS, TRANSCRIPTION_ERRORS, ErrorCode, LocalProtocolError
+from ...values.errors import LIVE_ERRORS, TRANSCRIPTION_ERRORS, ErrorCode
 from ...values.limits import APPEND_SAMPLES_MAX, INPUT_ID_CHARS_MAX, MS_PER_S
 from ...values.model import CODINGS, INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, DuplexConfig
 from ...values.requests import Append, ClientMessage, Init, ReferenceAudio, Report, Request
 from .. import kinds as k
 from ..audio import to_float32, to_pcm16
 from ..codec import Reading, Value, encode_base64, invalid
-from ..table import Field, Object, Row, Table, checked, computed, fixed, one, optional
+from ..table import Constant, Field, Object, Row, Table, checked, computed, fixed, one, optional
 from . import openai_answers as answers
 from . import openai_requests as requests
 from . import shared
@@ -53,7 +53,7 @@ SEQ: Final = '"server_event_seq":0'
 _NUMBER: Final = computed(
     "server_event_seq",
     k.INTEGER,
-    lambda _: 0,
+    Constant(0),
     rank=-1,
     example=1,
     doc="The event's number, from 1; what `session.resume` counts by.",
@@ -449,12 +449,6 @@ _ENDS: Final[Mapping[str, ms.EndReason]] = {
 }
 
 
-def _word(closed: ms.Closed) -> str:
-    if closed.reason not in _REASONS:
-        raise LocalProtocolError(f"no session.closed for {closed.reason}: it is never sent")
-    return _REASONS[closed.reason]
-
-
 _NEVER: Final = (TRANSCRIPTION_ERRORS | LIVE_ERRORS) - {
     ErrorCode.MODEL_NOT_FOUND,
     ErrorCode.INVALID_JSON,
@@ -593,7 +587,7 @@ _CLOSED: Final = _event(
     ms.Closed,
     shared.SESSION_CLOSED,
     Field("session_id", k.TEXT),
-    Field("reason", k.word_of(_ENDS), get=_word),
+    Field("reason", k.word_of(_ENDS), get=shared.end_word(_REASONS)),
 )
 _QUEUE: Final = tuple(
     _numbered(table) for table in shared.COMMON if table.cls in (ms.Queued, ms.QueueUpdate)

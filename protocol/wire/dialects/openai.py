@@ -25,7 +25,7 @@ from ...values.modes import Mode
 from ...values.requests import ClientMessage, Request
 from ..codec import dump_frame, invalid, missing
 from ..kinds import INTEGER, TEXT, Kind
-from ..table import DROPPED, Field, Object, Table, checked, fixed, items, one, optional
+from ..table import DROPPED, Constant, Field, Object, Table, checked, fixed, items, one, optional
 from . import openai_answers as answers
 from . import openai_requests as requests
 from . import shared
@@ -57,7 +57,7 @@ _CONFIGURE: Final = Table(
             "type",
             _KIND,
             attr=DROPPED,
-            get=lambda _: "transcription",
+            get=Constant("transcription"),
             doc="Must be transcription here.",
         ),
         Object(
@@ -176,10 +176,12 @@ ANSWERS: Final = (
 
 
 _TYPES: Final = {table.kind: request for request, table in requests.REQUESTS.items()}
+_SILENT: Final = frozenset(
+    {ms.Queued, ms.QueueUpdate, ms.QueueDone, ms.Listen, ms.GoingAway, ms.Closed}
+)
+"""Messages of other dialects, without a frame here."""
 KNOWN: Final = frozenset({*_TYPES, "output_audio_buffer.clear", "transcription_session.update"})
 """Events of the API that a client may send."""
-_SILENT: Final = (ms.Queued, ms.QueueUpdate, ms.QueueDone, ms.Listen, ms.GoingAway, ms.Closed)
-"""Messages of other dialects, without a frame here."""
 
 
 class OpenAI(Dialect):
@@ -215,13 +217,30 @@ class OpenAI(Dialect):
 
     def encode(self, message: ms.ServerMessage) -> tuple[str, ...]:
         """Write a server's message as frames; a speaking second has its text first."""
-        if isinstance(message, ms.Queued | ms.QueueUpdate) and message.is_for_openai:
-            return (answers.WAITS.encode(message),)
-        if isinstance(message, _SILENT):
-            if isinstance(message, ms.Closed) and message.reason not in REASONS:
+        tables: tuple[Table, ...]
+        match message:
+            case ms.Speech():
+                words = (answers.WORDS,) if message.text else ()
+                tables = (*words, answers.SOUND) if message.pcm or not words else words
+            case oa.ReplyStep():
+                tables = (answers.STEPS[message.kind],)
+            case oa.InputStep():
+                is_failed = message.kind == "transcript_failed"
+                tables = (answers.FAILED if is_failed else answers.INPUTS[message.kind],)
+            case oa.ItemStep():
+                tables = (answers.ITEMS[message.kind],)
+            case oa.ReplyState():
+                is_begun = message.reply.status == "in_progress"
+                tables = (answers.BEGAN if is_begun else answers.DONE,)
+            case ms.Queued() | ms.QueueUpdate() if message.is_for_openai:
+                tables = (answers.WAITS,)
+            case ms.Closed() if message.reason not in REASONS:
                 raise LocalProtocolError(f"no end for {message.reason}: it is never told")
-            return ()
-        return tuple(table.encode(message) for table in self._tables(message))
+            case _ if type(message) in _SILENT:
+                tables = ()
+            case _:
+                tables = (self._written[type(message)],)
+        return tuple([table.encode(message) for table in tables])
 
     def decode(self, body: Json, mode: Mode = "video") -> tuple[ms.ServerMessage, ...]:
         """Read a server's message; of limits there are two kinds."""
@@ -229,23 +248,6 @@ class OpenAI(Dialect):
         if isinstance(limits, list) and limits and limits[0].get("name") == "tokens":
             return (answers.LEFT.parse(body),)
         return super().decode(body, mode)
-
-    def _tables(self, message: ms.ServerMessage) -> tuple[Table, ...]:
-        match message:
-            case ms.Speech():
-                words = (answers.WORDS,) if message.text else ()
-                return (*words, answers.SOUND) if message.pcm or not words else words
-            case oa.ReplyStep():
-                return (answers.STEPS[message.kind],)
-            case oa.InputStep():
-                is_failed = message.kind == "transcript_failed"
-                return (answers.FAILED if is_failed else answers.INPUTS[message.kind],)
-            case oa.ItemStep():
-                return (answers.ITEMS[message.kind],)
-            case oa.ReplyState():
-                is_begun = message.reply.status == "in_progress"
-                return (answers.BEGAN if is_begun else answers.DONE,)
-        return (self._written[type(message)],)
 
 
 def _check_parts(item: oa.Item) -> None:

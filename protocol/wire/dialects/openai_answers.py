@@ -12,7 +12,7 @@ from ..audio import to_float32
 from ..codec import encode_base64
 from ..dialects import openai_tools as tools
 from ..kinds import INTEGER, PCM16, TEXT, Kind, base64_of, choice, or_null
-from ..table import DROPPED, Field, Object, Row, Table, fixed, items, one
+from ..table import DROPPED, Constant, Field, Object, Row, Table, fixed, items, one
 from . import openai_requests as requests
 from .live import ERROR_CODES as LIVE_CODES
 from .live import EVENT_ID, error_table, sound_of
@@ -25,7 +25,7 @@ _ZERO: Final = Kind(
 
 
 def _zero(name: str, doc: str = "A response has one.") -> Field:
-    return Field(name, _ZERO, 0, attr=DROPPED, get=lambda _: 0, doc=doc)
+    return Field(name, _ZERO, 0, attr=DROPPED, get=Constant(0), doc=doc)
 
 
 _, _TYPE, _ROLE, _STATUS, _CONTENT = requests.item_rows(items(requests.sent_part(), 1024))

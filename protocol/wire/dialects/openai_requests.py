@@ -19,6 +19,7 @@ from ..dialects import openai_tools as tools
 from ..dialects import shared
 from ..table import (
     DROPPED,
+    Constant,
     Field,
     Object,
     One,
@@ -249,7 +250,7 @@ CONFIGURE: Final = Table(
             "type",
             only(_TYPES, "realtime", "transcription is for ?intent=transcription"),
             attr=DROPPED,
-            get=lambda _: "realtime",
+            get=Constant("realtime"),
             doc="Must be realtime here; transcription has an address of its own.",
         ),
         checked("model", k.TEXT, doc="Ignored: the address names the model."),
@@ -303,7 +304,7 @@ CONFIGURE: Final = Table(
 def null(name: str) -> Field:
     """A field that is always null."""
     kind = k.Kind(read=lambda *_: None, schema={"type": "null"})
-    return computed(name, kind, get=lambda _: None, doc="Always null.")
+    return computed(name, kind, get=Constant(None), doc="Always null.")
 
 
 def nothing(name: str) -> Field:
@@ -528,7 +529,7 @@ def item_rows(parts: k.Kind, role: k.Kind = _ROLE, other: str = "no tools") -> t
             "type",
             only(("message", "function_call", "function_call_output"), "message", other),
             attr=DROPPED,
-            get=lambda _: "message",
+            get=Constant("message"),
             doc="Must be message here.",
         ),
         Field("role", role, doc="Who said it; `developer` is reported as `system`."),

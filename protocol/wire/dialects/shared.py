@@ -7,14 +7,20 @@ legacy dialects share places in the queue, output and metrics, but no type tags:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, get_args
 
 import attrs
 
 from ...values import limits
 from ...values import messages as ms
-from ...values.errors import LIVE_ERRORS, TRANSCRIPTION_ERRORS, ErrorCode, error_type
+from ...values.errors import (
+    LIVE_ERRORS,
+    TRANSCRIPTION_ERRORS,
+    ErrorCode,
+    LocalProtocolError,
+    error_type,
+)
 from ...values.model import INPUT_RATE_HZ, DuplexConfig, SlidingWindow
 from ...values.requests import CloseRequest, Played, Request
 from .. import kinds as k
@@ -122,6 +128,17 @@ def is_openai_update(body: Json) -> bool:
     realtime, transcription = OPENAI_SESSIONS
     kind, is_003 = session.get("type"), isinstance(body.get("model"), str)
     return kind == realtime or (kind == transcription and not is_003)
+
+
+def end_word(reasons: Mapping[ms.EndReason, str]) -> Callable[[ms.Closed], str]:
+    """Make the `get` of a session's end; one for which the dialect has no word is never sent."""
+
+    def word(closed: ms.Closed) -> str:
+        if closed.reason not in reasons:
+            raise LocalProtocolError(f"no session.closed for {closed.reason}: it is never sent")
+        return reasons[closed.reason]
+
+    return word
 
 
 # -- tables -------------------------------------------------------------------------------------
