@@ -1,4 +1,7 @@
-"""The dialect `openai`: the GA Realtime API, where a response is one speaking turn of the model.
+"""The dialects `openai` and `openai-transcription`: the GA Realtime API.
+
+In `openai` a response is one speaking turn of the model; its tables are in `openai_requests` and
+`openai_answers`. Those of a transcription session come first here. Both are one class.
 
 Names, fields and words are those of the types of the `openai` package (`openai.types.realtime`).
 
@@ -94,9 +97,10 @@ _CONFIGURE: Final = Table(
         "is_parallel": None,
     },
 )
-REQUESTS: Final = {
+_OF_SOUND: Final = (Request.APPEND, Request.COMMIT, Request.CLEAR)
+_TRANSCRIPTION_REQUESTS: Final = {
     Request.UPDATE: _CONFIGURE,
-    **{kind: requests.REQUESTS[kind] for kind in (Request.APPEND, Request.COMMIT, Request.CLEAR)},
+    **{kind: requests.REQUESTS[kind] for kind in _OF_SOUND},
 }
 _SOUND: Final = Table(
     oa.Part,
@@ -157,7 +161,7 @@ _NEVER: Final = frozenset(
 )
 """They are about responses and named items; a failure has a message of its own."""
 ERROR_CODES: Final = tuple(it for it in answers.ERROR_CODES if it not in _NEVER)
-ANSWERS: Final = (
+_TRANSCRIPTION_ANSWERS: Final = (
     answers.WAITS,
     Table(
         ms.Created,
@@ -272,8 +276,8 @@ def _is_null(body: Json, name: str) -> bool:
 OPENAI: Final = OpenAI("openai", _TYPES, requests.REQUESTS, answers.ANSWERS)
 OPENAI_TRANSCRIPTION: Final = OpenAI(
     "openai-transcription",
-    {table.kind: request for request, table in REQUESTS.items()},
-    REQUESTS,
-    ANSWERS,
+    {table.kind: request for request, table in _TRANSCRIPTION_REQUESTS.items()},
+    _TRANSCRIPTION_REQUESTS,
+    _TRANSCRIPTION_ANSWERS,
 )
 """The dialect of its transcription sessions."""
