@@ -168,7 +168,9 @@ class ChatTurn(InSlot):
         embed, rows, fed = self._machine.parts.embed, [], list[int]()
         most = self._prompt.length + self._turn.config.max_new_tokens
         limit = self._machine.config.context_limit
-        self._machine.reserve(self._slot, min(most, limit), is_new=True)
+        # How long the speech will be is not known: it starts over at the end of its memory.
+        speech = 0 if self._voice is None else self._machine.tts.capacity
+        self._machine.reserve(self._slot, min(most, limit), speech=speech, is_new=True)
         if self._voice is not None:
             self._require_uncut()
             yield Prepare(voice=self._voice)

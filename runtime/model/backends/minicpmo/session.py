@@ -128,6 +128,7 @@ class SteppedSession:
             voice=voice,
         )
         if voice is not None:
+            self._machine.reserve(self._slot, 0, speech=1, is_new=True)
             yield Prepare(voice=voice)
         filled: Prefilled = yield from prefill(
             self._machine, self._tokens, self._opening, self._slot
@@ -320,14 +321,15 @@ class SteppedSession:
         self, state: SessionState, count: int, run: LaneRun | None, *, interrupted: bool
     ) -> SessionState:
         """The state after the `count` ids that close a unit are fed."""
-        length = state.length + count
+        length, speech = state.length + count, Speech() if interrupted else state.speech
+        self._machine.tts.trim(self._slot, speech.length)  # It is not undone any more.
         text_ids = () if interrupted else state.text_ids  # Withheld text was never spoken.
         text = tuple(index for index in text_ids if index not in self._tokens.control)
         span = Span(length=length - state.layout.length, text_ids=text)
         return state.but(
             layout=attrs.evolve(state.layout, spans=(*state.layout.spans, span)),
             length=length,
-            speech=Speech() if interrupted else state.speech,
+            speech=speech,
             overwritten=None,
             text_ids=(),
             lane=state.lane if run is None else run.left(),
@@ -471,14 +473,13 @@ class SteppedSession:
                 f"unit {unit.index} may need {most} tokens; "
                 f"{self._state.length} of {config.context_limit} are used"
             )
-        spoken = self._state.speech.length + fed + 1 + CODES_A_UNIT
-        if (
-            self._setting.speaks
-            and not self._setting.forces(unit)
-            and spoken > self._machine.tts.capacity
-        ):
-            raise ContextFull(f"the turn may need {spoken} of {self._machine.tts.capacity} places")
-        self._machine.reserve(self._slot, self._state.length + most)
+        speech, capacity = 0, self._machine.tts.capacity
+        if self._setting.speaks and not self._setting.forces(unit):
+            speech = self._state.speech.length + fed + 1 + CODES_A_UNIT
+        if speech > capacity:
+            raise ContextFull(f"the turn may need {speech} of {capacity} places")
+        speech *= not is_mute
+        self._machine.reserve(self._slot, self._state.length + most, speech=speech)
 
 
 # -- past units in long prefills ----------------------------------------------------------------
