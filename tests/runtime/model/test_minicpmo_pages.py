@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from itertools import pairwise
@@ -33,6 +34,7 @@ from tests.bench.pages import ROW_BYTES, Run, model_of
 from tests.models.blocking import BlockingSession, alone, open_session
 from tests.models.flash import flash_on_cpu
 from tests.models.random_model import facts, opening, unit, write_checkpoint
+from tests.project.evidence import EVIDENCE
 from tests.runtime.model.test_minicpmo_chat import ask
 
 SMALL_PAGE = 16
@@ -185,7 +187,15 @@ def test_under_pressure_each_session_goes_on_or_ends_by_the_rule(seed: int) -> N
 
 
 def test_sessions_of_mixed_lengths_take_what_they_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sessions would take the memory of whole contexts, however short they are."""
+    """64 sessions would take the memory of 64 whole contexts, however short they are.
+
+    The figures of the documentation are those that are kept, of `python -m tests.bench.pages`.
+    """
+    kept = json.loads((EVIDENCE / "pages.json").read_text("utf-8"))
+    half = next(run for run in kept["runs"] if run["context_percent"] == 50)
+    assert (kept["sessions"], half["most_sessions"]) == (64, 64)
+    assert half["most_used_gb"] < kept["whole_contexts_gb"] / 3
+    assert {"refused", "short of memory"}.isdisjoint(half["ends"])
     for each in (attention, machine):
         monkeypatch.setattr(each, "PAGE", 256)
     seen = Run(model_of(4, 50), seed=1).run(12)
