@@ -1,4 +1,11 @@
-"""The conversation of a session of `openai`: its items, responses, and the user's words."""
+"""The conversation of a session of `openai` or `vllm-omni`: items, responses, the user's words.
+
+first speech -> begin_reply -> speak, a piece a second -> end_reply, with calls after the speech
+
+- A response is a `Reply` here: `Response` is the answer of a turn of chat.
+- One that never comes, or has only calls, is begun and ended at once (`end_unbegun`).
+- The kind decides when the model speaks; what the client gets then is decided here.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,9 @@ over. The kind decides what an unreadable frame does (`Kind.frame_refused`).
 
 A large refused frame is shortened before it is recorded (`Reception.shortened`): a client that
 sends one after the other would fill the disk.
+
+An append like an earlier one is read by that one's template (`AppendTemplates`), also before its
+step, to see whether it only brings sound to be kept (`read_ahead`).
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ It takes every fact as an event and returns the effects to be performed, in orde
 id, randomness or socket: the same events give the same effects, so a session can be replayed.
 
 Its kind (`duplex`, `live`, `openai`, `omni`, `chat`, `transcription`, `dictation`) wires its parts
-and has the particular rules; `reception` judges frames. Only `kind_of` and `snapshot` know all
-kinds.
+and has the particular rules; `reception` judges frames. Only `KINDS_OF_ENDPOINTS`, `KINDS` and
+`snapshot` know all kinds.
 """
 
 from __future__ import annotations

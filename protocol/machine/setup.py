@@ -11,6 +11,9 @@ copied -> forked -> queued -> slot leased -> the client's init -> rebuilt -> it 
 Its log begins with what the other session did, up to a unit, so the machine comes to where that one
 was. With `Forked` it begins again: a client of its own waits in the queue and sets it up,
 and the model is rebuilt (B11) where that of another session is opened.
+
+`duplex_parts` makes the parts that all duplex kinds have, and `DUPLEX_HANDLERS` names their methods
+for the events of the model and the decoder; a kind adds those of its own.
 """
 
 from __future__ import annotations

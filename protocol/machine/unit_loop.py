@@ -10,6 +10,7 @@ prefill -> generate -> send -> finalize (deferred) -> barrier -> next prefill
   where the operator wants that (`--barge-in`): where it begins and stops is found outside
   (`DetectSpeech`), and the model listens while the user speaks on. A turn that the model begins
   while the user speaks may be the answer to it, and goes on; unless the user does too.
+- The dialect of 002 owes each chunk of sound a result: `Lockstep`, None in all other sessions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Sample rates: signed 16-bit sound at another rate, the same bits on any machine.
+"""Sound between the wire and the model: G.711, 16-bit and float32 samples, and other sample rates.
+
+All give the same bits on any machine.
 
 The filter is a polyphase FIR with integer taps. Sums of products of integers are exact in float64,
 in any order, so the result depends neither on the machine nor on how the sound was cut: blocks that

@@ -1,8 +1,10 @@
-"""Tools of a turn of chat, as clients send them: in the form of OpenAI's chat completions.
+"""Tools, and turns of chat, as the clients of several dialects send them; not a dialect itself.
 
-Everything here is shown to the model, and nothing is run. A schema is bounded and otherwise not
-read. Objects that describe a tool or a call are closed, so that a setting without effect is
-noticed.
+- *Tools*, of chat and of duplex sessions, have the form of OpenAI's chat completions. They are
+  shown to the model, and nothing is run. A schema is bounded and otherwise not read. Objects that
+  describe a tool or a call are closed, so that a setting without effect is noticed.
+- *A turn* is `ask_rows`: its messages and settings.
+- The messages of `realtime` that only its mode=chat has.
 """
 
 from __future__ import annotations
@@ -349,7 +351,7 @@ def chars_of(tools: tuple[model.Tool, ...], messages: tuple[rq.ChatMessage, ...]
 # - Settings that only the source's request schema has are honoured if the model can, and else
 #   refused with the reason; the default is always accepted.
 # - The conversation begins with at most one system message and ends with the user's, or with
-#   results of tools (`chat_tools`).
+#   results of tools.
 # - Bounds hold for the whole conversation: text, images with their pixels, seconds of sound,
 #   videos.
 # - A turn is spoken if its `tts` asks for it: in 001 by being there, in 004 by `enabled`, which is

@@ -1,4 +1,4 @@
-"""The common part of `legacy-duplex` and `legacy-chat`: queue events and errors (002, 004).
+"""The dialects `legacy-duplex` (002) and `legacy-chat` (004), and their queue events and errors.
 
 Their event types have no `session.` prefix. An error has its text at the top level, and `code` as
 our addition.
@@ -47,7 +47,7 @@ def faults(cls: type, text: Field, code: Field) -> Table:
     return Table(cls, *rows, tag=ERROR)
 
 
-# -- The server's messages in the dialect of 002, without queue events; see `legacy_duplex` -------
+# -- The server's messages in the dialect of 002, without queue events -----------------------------
 
 PAUSE_S_MAX: Final = 86_400
 """A day: the server's own limit is much less and cuts a longer wish (the wire decisions)."""
@@ -238,7 +238,7 @@ def encode_closed(closed: ms.Closed) -> tuple[str, ...]:
 
 # -- The dialect of 004: a connection is one request, `prefill_done`, `chunk`s, `done` ------------
 #
-# Every object is a request, without a type (fields: `chat_inputs`); the client has no other
+# Every object is a request, without a type (fields: `chat.ask_rows`); the client has no other
 # message. The end has no word: the server closes the connection.
 #
 # 004 cannot show: the ids of session, response and input, why an answer ended, whether it was

@@ -1,4 +1,7 @@
-"""The dialect `openai`: the GA Realtime API, where a response is one speaking turn of the model.
+"""The dialects `openai` and `openai-transcription`: the GA Realtime API.
+
+In `openai` a response is one speaking turn of the model; its tables are in `openai_requests` and
+`openai_answers`. Those of a transcription session come first here. Both are one class.
 
 Names, fields and words are those of the types of the `openai` package (`openai.types.realtime`).
 
@@ -44,9 +47,9 @@ from ...values.openai import (
 )
 from ...values.requests import ClientMessage, Request
 from ..codec import dump_frame, invalid, missing
-from ..dialects import openai_answers, shared
 from ..dialects import openai_answers as answers
 from ..dialects import openai_requests as requests
+from ..dialects import shared
 from ..kinds import INTEGER, TEXT, Kind
 from ..table import DROPPED, Field, Object, Table, fixed, items, one
 from .base import Context, Dialect, Json
@@ -60,7 +63,6 @@ from .openai_requests import (
     null,
     told_heard,
 )
-from .openai_requests import REQUESTS as ALL
 
 _NO_HINT: Final = "Without effect: the model transcribes what it hears, without hints."
 _HINTS: Final = ("prompt", "keywords")
@@ -136,9 +138,10 @@ _CONFIGURE: Final = Table(
         "is_parallel": None,
     },
 )
-REQUESTS: Final = {
+_OF_SOUND: Final = (Request.APPEND, Request.COMMIT, Request.CLEAR)
+_TRANSCRIPTION_REQUESTS: Final = {
     Request.UPDATE: _CONFIGURE,
-    **{kind: ALL[kind] for kind in (Request.APPEND, Request.COMMIT, Request.CLEAR)},
+    **{kind: requests.REQUESTS[kind] for kind in _OF_SOUND},
 }
 _SOUND: Final = Table(
     Part,
@@ -202,9 +205,9 @@ _NEVER: Final = frozenset(
     }
 )
 """They are about responses and named items; a failure has a message of its own."""
-ERROR_CODES: Final = tuple(it for it in openai_answers.ERROR_CODES if it not in _NEVER)
-ANSWERS: Final = (
-    openai_answers.WAITS,
+ERROR_CODES: Final = tuple(it for it in answers.ERROR_CODES if it not in _NEVER)
+_TRANSCRIPTION_ANSWERS: Final = (
+    answers.WAITS,
     Table(
         Created,
         EVENT_ID,
@@ -213,10 +216,10 @@ ANSWERS: Final = (
         lacks={"session_id": "", "prompt_length": 0, "recording": "off"},
     ),
     Table(Configured, EVENT_ID, _SESSION, tag={"type": "session.updated"}),
-    *(table for kind, table in openai_answers.INPUTS.items() if kind != "timeout_triggered"),
-    openai_answers.FAILED,
-    openai_answers.conversation("added", openai_answers.PREVIOUS, _ITEM),
-    openai_answers.conversation("done", openai_answers.PREVIOUS, _ITEM),
+    *(table for kind, table in answers.INPUTS.items() if kind != "timeout_triggered"),
+    answers.FAILED,
+    answers.conversation("added", answers.PREVIOUS, _ITEM),
+    answers.conversation("done", answers.PREVIOUS, _ITEM),
     error_table(ERROR_CODES, "event_id"),
 )
 
@@ -316,8 +319,8 @@ def _is_null(body: Json, name: str) -> bool:
 OPENAI: Final = OpenAI("openai", _TYPES, requests.REQUESTS, answers.ANSWERS)
 OPENAI_TRANSCRIPTION: Final = OpenAI(
     "openai-transcription",
-    {table.kind: request for request, table in REQUESTS.items()},
-    REQUESTS,
-    ANSWERS,
+    {table.kind: request for request, table in _TRANSCRIPTION_REQUESTS.items()},
+    _TRANSCRIPTION_REQUESTS,
+    _TRANSCRIPTION_ANSWERS,
 )
 """The dialect of its transcription sessions."""

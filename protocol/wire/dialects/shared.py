@@ -3,6 +3,9 @@
 On `/v1/realtime` queue events and errors are the same in both (the wire decisions), so a client
 reads them before it has chosen a dialect. `session.close` is the same too, and never refused. The
 legacy dialects share places in the queue, output and metrics, but no type tags: see `legacy`.
+
+Here are also the settings of a duplex session (`config`), and the messages by which a client of any
+dialect comes back.
 """
 
 from __future__ import annotations

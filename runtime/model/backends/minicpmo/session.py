@@ -1,7 +1,8 @@
 """One session of the duplex model: open, run a unit, finalize, roll back, rebuild, release.
 
 This file keeps the order of calls, and the state before the unit, for `rollback`. Opening, units,
-finalizing and rebuilding are generators of requests (`work.py`).
+finalizing and rebuilding are generators of requests (`work.py`), which `EngineSession` has the
+engine run; `UnitRun` (`unit.py`) has what a unit does.
 
 `interrupt` may come from any thread: the named unit stops before its next step of the language
 model, the speech decoder or the vocoder. The result says where, and `unit(unit, cut)` stops there
