@@ -585,8 +585,10 @@ class Bench:
 def bench_command(ctx: click.Context, *, as_json: bool, model: str, seconds: int) -> None:
     """Measure how long a server takes for a unit: with one session, and with eight.
 
-    It takes a minute and a half, and wants a machine that does nothing else meanwhile. `bench
-    engine` measures the model's engine by itself instead: how many sessions it serves.
+    It takes a minute and a half, and wants a machine that does nothing else meanwhile. A unit of
+    `scripted` takes 3.7 ms of CPU for its tones and pauses; `python -m tests.bench.gateway`
+    measures a server whose model answers at once. `bench engine` measures the model's engine by
+    itself instead: how many sessions it serves.
     """
     if ctx.invoked_subcommand is not None:
         return
