@@ -31,6 +31,7 @@ from ..values.limits import (
     INPUTS_CHARS_MAX,
     INPUTS_MAX,
     NS_PER_S,
+    REFUSALS_FED_MAX,
     TEXTS_A_SECOND,
 )
 from ..values.messages import ToolCalled
@@ -74,6 +75,7 @@ class ToolCalls:
         made_ns: when the last calls were sent, within a minute.
         texts_ns: when the last texts without a call came, within a second.
         failures: silent parts that failed in a row (B3).
+        refusals: units with refused calls, since the client last sent sound or a result.
         is_cut: the silent part in progress is being cut.
         stopped_ns: since when the time of open calls stands still, for the model is away (B11).
     """
@@ -91,6 +93,7 @@ class ToolCalls:
     made_ns: deque[int] = attrs.Factory(deque)
     texts_ns: deque[int] = attrs.Factory(deque)
     failures: int = 0
+    refusals: int = 0
     is_cut: bool = False
     stopped_ns: int | None = None
 
@@ -133,6 +136,13 @@ class ToolCalls:
 
     def _return(self, name: str, text: str) -> None:
         self.waiting.append(UnitInput(kind="result", call=name, text=text))
+
+    def may_feed_refusals(self) -> bool:
+        """Count a unit whose last call was refused; whether it may be answered in silence."""
+        last = self.waiting[-1] if self.waiting else None
+        if last is not None and last.call == f"t{self.made}" and last.text.startswith(_ERROR):
+            self.refusals += 1
+        return self.refusals <= REFUSALS_FED_MAX
 
     def next_inputs(self) -> tuple[UnitInput, ...]:
         """Take the events of the next unit."""
@@ -187,6 +197,7 @@ class ToolCalls:
 
     def returned(self, message: ToolResult) -> None:
         """Keep what a tool returned for the model."""
+        self.refusals = 0
         self._return(self.open.pop(message.call_id).name, message.output)
         self._set_timer()
 
