@@ -178,6 +178,7 @@ def _tools(tools: ToolCalls) -> Keys:
         "told_ns": [*tools.texts_ns],
         "failures": tools.failures,
         "cut": tools.is_cut,
+        **({} if tools.takes_events else {"eventless": True}),
         **({"refusals": tools.refusals} if tools.refusals else {}),
         **({} if tools.allowed is None else {"allowed": [*tools.allowed]}),
         **({"serial": True} if tools.is_serial else {}),

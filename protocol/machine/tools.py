@@ -77,6 +77,7 @@ class ToolCalls:
         failures: silent parts that failed in a row (B3).
         refusals: units with refused calls, since the client last sent sound or a result.
         is_cut: the silent part in progress is being cut.
+        takes_events: the model has a place for events without a call.
         stopped_ns: since when the time of open calls stands still, for the model is away (B11).
     """
 
@@ -95,6 +96,7 @@ class ToolCalls:
     failures: int = 0
     refusals: int = 0
     is_cut: bool = False
+    takes_events: bool = True
     stopped_ns: int | None = None
 
     # -- the model ------------------------------------------------------------------------------
@@ -180,7 +182,7 @@ class ToolCalls:
                     words = f"{path}: no call of this session that waits for a result"
                     return Refused(code=ErrorCode.INVALID_PAYLOAD, message=words)
             case TellModel(text=text):
-                if not self.step.limits.duplex_tools:
+                if not (self.step.limits.duplex_tools and self.takes_events):
                     words = "this server's model takes no events"
                     return Refused(code=ErrorCode.INVALID_EVENT, message=words)
                 since_ns = self.step.now_ns - NS_PER_S

@@ -86,7 +86,9 @@ class SteppedSession:
     """One session in one slot, which must be empty; its generators never overlap."""
 
     def __init__(self, machine: Machine, tokens: Tokens, opening: Opening, slot: int) -> None:
-        self._machine, self._tokens, self._opening = machine, tokens, opening
+        self._machine, self._opening = machine, opening
+        self._tokens = tokens.for_session(opening.tools)
+        self._takes_events = self._tokens is tokens
         self._slot = slot
         self._slicing = Slicing.of(machine.config.vision)
         self._setting: Setting
@@ -134,7 +136,11 @@ class SteppedSession:
         )
         self._state = SessionState(layout=filled.layout, length=filled.layout.length)
         self._before, self._phase = self._state, "ready"
-        self.opened = Opened(prompt_length=self._state.length, fed_ids=filled.fed_ids)
+        self.opened = Opened(
+            prompt_length=self._state.length,
+            fed_ids=filled.fed_ids,
+            takes_events=self._takes_events,
+        )
         return self.opened
 
     def look(self, unit: Unit) -> Pictures:
