@@ -214,8 +214,9 @@ async def test_a_flood_beyond_the_bound_is_cut_off_unheard() -> None:
         streams = [await tcp(target.address) for _ in range(200)]
         await wait_all_tasks_blocked(SETTLE_S)
         ends = [await read_now(stream) for stream in streams]
-        assert sum(end.startswith(b"HTTP/1.1 503 ") for end in ends) == 64
-        assert sum(end == b"cut off" for end in ends) == 200 - 64 - 1
+        refused = sum(end.startswith(b"HTTP/1.1 503 ") for end in ends)
+        assert 64 <= refused < 128  # those refused early may have left by then
+        assert sum(end == b"cut off" for end in ends) == 200 - refused - 1
         for stream in streams:
             await stream.aclose()
 

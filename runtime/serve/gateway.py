@@ -1,8 +1,9 @@
 """Where a server's connections go: through the gate, then to a session or the API.
 
-A WebSocket passes the gate, is routed by its address, checked against its key's modes and quota,
-and becomes a session. Other HTTP goes to one application behind the same gate. Both start before
-the model: until it is loaded, sessions are refused with `service_unavailable`.
+A WebSocket passes the gate, is routed by its address (`routing`), checked against its key's modes
+and quota, and becomes a session: `Gateway.on_websocket`, then `Server.handle`. Other HTTP goes to
+one application behind the same gate (`Gateway.app`). Both start before the model: until it is
+loaded, sessions are refused with `service_unavailable`.
 
 A client may come back to its session on another connection (`come_back`), or attach to a running
 session of `live`, and only listen (`SidebandServer`, `api.sideband`).

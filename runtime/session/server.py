@@ -40,7 +40,7 @@ from ..telemetry.logs import bound_session
 from ..telemetry.watching import SessionStatus, Telemetry
 from . import journal
 from .crash_recovery import RecoveredSession, recover_sessions
-from .driver import DecodeMedia, Driver
+from .driver import DecodeMedia, Driver, clock_ns
 from .forking import ForkQueue, ForkRefused, unsupported, write_fork
 from .identity import Identities, Identity
 from .journal import MarkRefused, OnFailed, OpenLog
@@ -71,11 +71,6 @@ _logger = logging.getLogger("antiphon.server")
 _CANNOT: Final = "this server does not rebuild sessions"
 NO_SESSION: Final = "there is no such session, or this is not its token"
 AHEAD: Final = "last_seq is ahead of the session"
-
-
-def now_ns() -> int:
-    """The event loop's clock in nanoseconds: real time, or a test's virtual time."""
-    return int(anyio.current_time() * 1e9)
 
 
 class Server:
@@ -116,7 +111,7 @@ class Server:
         self._pool = self.workers.pool
         self.admission = Admission(
             self._pool,
-            clock_ns=now_ns,
+            clock_ns=clock_ns,
             new_ticket_id=identities.ticket_id,
             queue_max=settings.queue_max,
             limit_s=settings.limit_s,
@@ -151,7 +146,7 @@ class Server:
 
     def find(self, recording_id: str) -> Driver | Ended | None:
         """The session of this name: it runs, or ended while its client may have been away."""
-        return self.running(recording_id) or self._ended.get(recording_id, now_ns())
+        return self.running(recording_id) or self._ended.get(recording_id, clock_ns())
 
     def cancel_answers(self, party: str) -> int:
         """End the answers of `/ws/chat` that a party waits for; returns how many it has."""
@@ -275,7 +270,7 @@ class Server:
             first_frame=driver.first_frame,
             close=driver.close,
             resume_s=self._settings.resume_s,
-            ended_ns=now_ns(),
+            ended_ns=clock_ns(),
         )
         self._ended.add(ended)
 
@@ -360,7 +355,6 @@ class Server:
                 refusal=arrival.refusal,
             ),
             decode_media=self._decode_media,
-            clock_ns=now_ns,
             limiter=self._limiter,
             has_room=self._has_room,
             owner=arrival.owner,
@@ -430,7 +424,7 @@ class Server:
         found = await self._logs.left()
         for recovered in found:
             if recovered.file is None:
-                self._ended.add(recovered.ended(self._settings.resume_s, now_ns()))
+                self._ended.add(recovered.ended(self._settings.resume_s, clock_ns()))
         left = [recovered for recovered in found if recovered.file is not None]
         begun = [self._host_again(it) for it in left if it.outstanding.goes_first]
         with anyio.move_on_after(RECOVER_S):
