@@ -138,14 +138,14 @@ class Journal:
         if self._log is None:
             self._seq += len(events)
         else:
-            self._append(events[0].at_ns, [event_record(event) for event in events], urgent=False)
+            self._append(events[0].at_ns, [*map(event_record, events)], urgent=False)
 
     def append_effects(self, session: Session, event: Event, effects: tuple[Effect, ...]) -> Ready:
         """Append a step's effects before they are performed; the wait of `Send` and `Close`."""
         if self._log is None:
             self._seq += len(effects) + session.is_hash_due(event)
             return self._removed
-        if session.connection == "asleep":
+        if session.peer.is_asleep:
             self._hashes.forget()
         if not effects and not session.is_hash_due(event):
             return ready_now

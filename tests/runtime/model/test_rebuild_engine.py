@@ -36,7 +36,7 @@ from protocol.values.model import (
     Voice,
 )
 from recorder.read.past import voiced
-from runtime.commands.bench_engine import load_speech
+from runtime.commands.bench import load_speech
 from runtime.model.backends.base import (
     Backend,
     BackendError,
