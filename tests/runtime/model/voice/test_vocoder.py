@@ -134,6 +134,7 @@ def stepping() -> Vocoder:
     return found
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("count", [1, 3, 5, 16])
 def test_steps_give_what_chunks_give_alone(small: Vocoder, stepping: Vocoder, count: int) -> None:
     """On a GPU a voice would sound other than published: prompts, lengths and ends differ."""
@@ -155,6 +156,7 @@ def test_steps_give_what_chunks_give_alone(small: Vocoder, stepping: Vocoder, co
             states[index] = one.turn if other.turn is None or at % 2 else other.turn
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("size", [1, 4, 16])
 def test_a_step_gives_each_chunk_its_own(stepping: Vocoder, size: int) -> None:
     """A session would hear what its neighbours leave, or the sessions that fill up a step."""
