@@ -177,7 +177,8 @@ def unpack_header(data: bytes) -> BlockHeader:
         known = f"this reader knows versions {FORMAT_VERSIONS[0]} to {FORMAT_VERSIONS[-1]}"
         raise VersionUnknown(f"block of format version {version}, flags {flags}: {known}")
     is_copy, is_stuffed = bool(flags & FLAG_HEAD_COPY), bool(flags & FLAG_STUFFED)
-    header = BlockHeader(*numbers, head[-CHAIN_BYTES:], is_copy, is_stuffed, version)
+    flagged = {"has_head_copy": is_copy, "is_stuffed": is_stuffed}
+    header = BlockHeader(*numbers, chain=head[-CHAIN_BYTES:], version=version, **flagged)
     _check_limits(header)
     return header
 
