@@ -199,7 +199,9 @@ def compare(head_a: Fields, items_a: Items, head_b: Fields, items_b: Items) -> D
         is_other = are_answered and first.logits_hash != second.logits_hash
         if is_other and logits_changed is None:
             logits_changed = first.index
-    note(_end_parting(a.story, b.story))
+    ends = a.story.end.reason, b.story.end.reason
+    if None not in ends and ends[0] != ends[1]:
+        note(_bare("end", Difference("reason", str(ends[0]), str(ends[1]))))
     return DiffReport(
         a=a.facts(),
         b=b.facts(),
@@ -309,13 +311,6 @@ def _opening_parting(a: SessionStory, b: SessionStory) -> Parting | None:
         shown = [NOTHING if one.prepared is None else "opened" for one in (a, b)]
         found = Difference(path="opened", recorded=shown[0], came_out=shown[1])
     return None if found is None else _bare("opening", found)
-
-
-def _end_parting(a: SessionStory, b: SessionStory) -> Parting | None:
-    ends = a.end.reason, b.end.reason
-    if ends[0] is None or ends[1] is None or ends[0] == ends[1]:
-        return None
-    return _bare("end", Difference(path="reason", recorded=ends[0], came_out=ends[1]))
 
 
 def _bare(what: Literal["opening", "end"], found: Difference) -> Parting:

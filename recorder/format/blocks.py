@@ -248,8 +248,17 @@ class Chain:
         self.counts.update(batch.kinds)
         first, is_copy, data = batch.first, batch.has_head_copy, frame.data
         sizes = (len(batch.kinds) + is_copy, len(data), frame.payload_bytes, zlib.crc32(data))
-        flagged = {"has_head_copy": is_copy, "is_stuffed": frame.is_stuffed}
-        header = layout.BlockHeader(first.seq, first.at_ns, *sizes, version=version, **flagged)
+        header = layout.BlockHeader(
+            *(
+                first.seq,
+                first.at_ns,
+                *sizes,
+                layout.CHAIN_START,
+                is_copy,
+                frame.is_stuffed,
+                version,
+            )
+        )
         return self.link(header, frame)
 
     def link(self, header: layout.BlockHeader, frame: Frame) -> bytearray:

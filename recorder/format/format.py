@@ -176,9 +176,13 @@ def unpack_header(data: bytes) -> BlockHeader:
     if version not in FORMAT_VERSIONS or flags & ~FLAGS_KNOWN or reserved:
         known = f"this reader knows versions {FORMAT_VERSIONS[0]} to {FORMAT_VERSIONS[-1]}"
         raise VersionUnknown(f"block of format version {version}, flags {flags}: {known}")
-    is_copy, is_stuffed = bool(flags & FLAG_HEAD_COPY), bool(flags & FLAG_STUFFED)
-    flagged = {"has_head_copy": is_copy, "is_stuffed": is_stuffed}
-    header = BlockHeader(*numbers, chain=head[-CHAIN_BYTES:], version=version, **flagged)
+    header = BlockHeader(
+        *numbers,
+        chain=head[-CHAIN_BYTES:],
+        has_head_copy=bool(flags & FLAG_HEAD_COPY),
+        is_stuffed=bool(flags & FLAG_STUFFED),
+        version=version,
+    )
     _check_limits(header)
     return header
 

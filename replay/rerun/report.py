@@ -65,6 +65,12 @@ class Divergence:
     cause: Cause | None
     snr_db: float | None = None
 
+    @property
+    def place(self) -> str:
+        """The record and the field, such as `record 12 (effect Send), frame[3]`."""
+        field = f", {self.field}" if self.field else ""
+        return f"record {self.seq} ({self.record}){field}"
+
 
 @attrs.frozen(kw_only=True)
 class Maker:
