@@ -15,7 +15,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 import zstandard
@@ -248,17 +248,8 @@ class Chain:
         self.counts.update(batch.kinds)
         first, is_copy, data = batch.first, batch.has_head_copy, frame.data
         sizes = (len(batch.kinds) + is_copy, len(data), frame.payload_bytes, zlib.crc32(data))
-        header = layout.BlockHeader(
-            *(
-                first.seq,
-                first.at_ns,
-                *sizes,
-                layout.CHAIN_START,
-                is_copy,
-                frame.is_stuffed,
-                version,
-            )
-        )
+        flagged: dict[str, Any] = {"has_head_copy": is_copy, "is_stuffed": frame.is_stuffed}
+        header = layout.BlockHeader(first.seq, first.at_ns, *sizes, version=version, **flagged)
         return self.link(header, frame)
 
     def link(self, header: layout.BlockHeader, frame: Frame) -> bytearray:

@@ -27,7 +27,7 @@ from array import array
 from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import attrs
 import numpy as np
@@ -136,9 +136,10 @@ class BlockHeader:
         return self.first_seq + self.n_records - self.has_head_copy
 
 
-_numbers_of: Final = attrgetter(
-    *("first_seq", "mono_ns", "n_records", "compressed_len", "uncompressed_len", "payload_crc")
+_NUMBERS: Final = (
+    *("first_seq", "mono_ns", "n_records", "compressed_len", "uncompressed_len", "payload_crc"),
 )
+_numbers_of: Final = attrgetter(*_NUMBERS)
 
 
 def _pack_fields(header: BlockHeader) -> bytes:
@@ -176,13 +177,10 @@ def unpack_header(data: bytes) -> BlockHeader:
     if version not in FORMAT_VERSIONS or flags & ~FLAGS_KNOWN or reserved:
         known = f"this reader knows versions {FORMAT_VERSIONS[0]} to {FORMAT_VERSIONS[-1]}"
         raise VersionUnknown(f"block of format version {version}, flags {flags}: {known}")
-    header = BlockHeader(
-        *numbers,
-        chain=head[-CHAIN_BYTES:],
-        has_head_copy=bool(flags & FLAG_HEAD_COPY),
-        is_stuffed=bool(flags & FLAG_STUFFED),
-        version=version,
-    )
+    is_copy, is_stuffed = bool(flags & FLAG_HEAD_COPY), bool(flags & FLAG_STUFFED)
+    fields: dict[str, Any] = dict(zip(_NUMBERS, numbers, strict=True))
+    fields |= {"has_head_copy": is_copy, "is_stuffed": is_stuffed, "version": version}
+    header = BlockHeader(chain=head[-CHAIN_BYTES:], **fields)
     _check_limits(header)
     return header
 

@@ -150,7 +150,7 @@ def _path(levels: list[_Level]) -> Path:
 
 SETTING: Final = None
 """What a field holds that holds nothing personal: a number, a switch, a word, or other fields."""
-TEXT: Final = k.SAID
+TEXT: Final = k.USER_TEXT
 _PLAYED: Final = "played_ms"
 """A time since the session began: one that is still to come says something else."""
 _CALL: Final = frozenset({"id", "tool_call_id", "call_id"})

@@ -1,4 +1,4 @@
-"""Replays several logs, one after the other or in processes.
+"""Replays one log, or several, one after the other or in processes: what `antiphon replay` calls.
 
 An unreadable or damaged log does not stop the others; outcomes keep the order of the logs. Only
 paths and `Outcome`s pass between processes, so memory does not grow with the logs.
