@@ -120,7 +120,7 @@ class SetupLine:
     in_b: str
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class DiffReport:
     """Two sessions compared.
 
@@ -202,19 +202,10 @@ def compare(head_a: Fields, items_a: Items, head_b: Fields, items_b: Items) -> D
     ends = a.story.end.reason, b.story.end.reason
     if None not in ends and ends[0] != ends[1]:
         note(_bare("end", Difference("reason", str(ends[0]), str(ends[1]))))
-    return DiffReport(
-        a=a.facts(),
-        b=b.facts(),
-        setup=tuple(_setup(a, b)),
-        compared=counts["compared"],
-        same=counts["same"],
-        only_a=counts["only_a"],
-        only_b=counts["only_b"],
-        first=partings[0] if partings else None,
-        partings=tuple(partings),
-        parting_count=counts["partings"],
-        logits_changed=logits_changed,
-    )
+    compared = (counts["compared"], counts["same"], counts["only_a"], counts["only_b"])
+    found = (partings[0] if partings else None, tuple(partings), counts["partings"])
+    setup = tuple(_setup(a, b))
+    return DiffReport(a.facts(), b.facts(), setup, *compared, *found, logits_changed)
 
 
 class _Reading:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import click
@@ -228,14 +228,12 @@ def _default_of(log: Path) -> Path:
 
 def _recover(log: Path, target: Path, watch: Watch, *, salvage: bool) -> Recovered:
     found = survey(log, salvage=salvage, watch=watch)
-    result = Recovered(
-        log=str(log),
-        result="sound",
-        records=found.records,
-        units=found.units,
-        damage=found.damage_count,
-        tail_bytes=found.tail_bytes,
-    )
+    about: dict[str, Any] = {
+        "records": found.records,
+        "units": found.units,
+        "tail_bytes": found.tail_bytes,
+    }
+    result = Recovered(log=str(log), result="sound", damage=found.damage_count, **about)
     if found.is_sound:
         return result
     with new_file(target) as part:

@@ -42,7 +42,7 @@ class Cause:
     summary: str
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Divergence:
     """The first place at which a replay differs from its log.
 
@@ -137,7 +137,7 @@ class Mismatch:
     here: str | None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class UnitDifference:
     """The difference of one unit; the other fields are those of `Divergence`.
 
