@@ -23,7 +23,6 @@ import click
 import numpy as np
 import orjson
 import simplejpeg
-import soxr
 from attrs import AttrsInstance
 from numpy.typing import NDArray
 from rich.box import SIMPLE
@@ -85,18 +84,10 @@ class Speech:
     name: str
     samples: _Samples
 
-    def second(self, number: int, *, rate_hz: int = md.INPUT_RATE_HZ, gain: float = 1.0) -> bytes:
-        """Cut out a second of the loop as float32 LE, mono, at `rate_hz`, scaled by `gain`.
-
-        Unless `gain` is a power of two, samples are, as a browser's, not whole 16-bit steps.
-        """
-        at = np.arange(number * md.INPUT_RATE_HZ, (number + 1) * md.INPUT_RATE_HZ) % len(
-            self.samples
-        )
-        samples = self.samples[at]
-        if rate_hz != md.INPUT_RATE_HZ:
-            samples = soxr.resample(samples, md.INPUT_RATE_HZ, rate_hz)
-        return (samples * np.float32(gain)).astype("<f4").tobytes()
+    def second(self, number: int) -> bytes:
+        """Cut out a second of the loop as float32 LE."""
+        at = np.arange(number * md.INPUT_RATE_HZ, (number + 1) * md.INPUT_RATE_HZ)
+        return self.samples[at % len(self.samples)].astype("<f4").tobytes()
 
 
 def load_speech() -> Speech:

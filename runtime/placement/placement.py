@@ -105,12 +105,9 @@ class Static:
         return NewPlace(str(where), partial(self._connect, where))
 
     async def _connect(self, address: WorkerAddress) -> WorkerBackend:
-        tls = self._tls(address)
+        # For another machine, or where an authority is named.
+        tls = None if address.is_local and self._ca is None else trusting(self._ca)
         return await connect(address, token=self._token, tls=tls, tasks=self._tasks)
-
-    def _tls(self, address: WorkerAddress) -> ssl.SSLContext | None:
-        """The context for another machine, or where an authority is named; else None."""
-        return None if address.is_local and self._ca is None else trusting(self._ca)
 
     def close(self) -> None:
         """Nothing was made."""
@@ -154,7 +151,9 @@ class Isolated:
     def __init__(self, settings: Settings, tasks: TaskGroup) -> None:
         self._settings = settings
         self._tasks = tasks
-        self._gpus = gpus() if _wants_gpu(settings) else ()
+        is_folder = settings.model not in MODELS and not is_installed(settings.model)
+        on_gpu = settings.device == "cuda" or (settings.device is None and is_folder)
+        self._gpus = gpus() if on_gpu else ()
         names = (settings.model, *settings.workers)
         self.names = names if settings.workers else names * max(1, len(self._gpus))
         self._folder = tempfile.TemporaryDirectory(prefix="antiphon-")
@@ -164,9 +163,10 @@ class Isolated:
         """Start a worker and connect to it; `BackendError`: it did not start, and says why."""
         self._started += 1
         address = UnixAddress(Path(self._folder.name) / f"worker-{self._started}")
+        own = {VISIBLE: self._gpus[place % len(self._gpus)]} if self._gpus else {}
         process = await anyio.open_process(
             self._command(place, address),
-            env=self._environment(place),
+            env={**os.environ, **own},
             start_new_session=True,  # Ctrl-C is for the server: sessions end with their models.
         )
         worker = _Process(place, process)
@@ -188,11 +188,6 @@ class Isolated:
     def _command(self, place: int, address: UnixAddress) -> list[str]:
         command = [*RUN, "workers", "start", "--until-stdin-ends", "--listen", str(address)]
         return command + model_options(self._settings, self.names[place])
-
-    def _environment(self, place: int) -> dict[str, str]:
-        if not self._gpus:
-            return dict(os.environ)
-        return {**os.environ, VISIBLE: self._gpus[place % len(self._gpus)]}
 
 
 class IsolatedBackend(WorkerBackend):
@@ -337,11 +332,6 @@ def gpus() -> tuple[str, ...]:
         return tuple(str(number) for number, _ in enumerate(GPUS.iterdir()))
     except OSError:
         return ()
-
-
-def _wants_gpu(settings: Settings) -> bool:
-    is_folder = settings.model not in MODELS and not is_installed(settings.model)
-    return settings.device == "cuda" or (settings.device is None and is_folder)
 
 
 # -- the placement of a server ---------------------------------------------------------------------

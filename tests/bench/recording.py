@@ -60,7 +60,7 @@ from runtime.net.connection import Ready
 from runtime.session.identity import Identity, SystemIdentities
 from runtime.session.journal import Journal, OpenLog
 from tests.bench.formats import FormatName, JsonLines, Mcap, UnitFormat, Wav
-from tests.bench.gateway.material import output_second
+from tests.bench.gateway.material import input_second, output_second
 from tests.bench.units import measure_units
 
 # -- a session without server or model ------------------------------------------------------------
@@ -80,9 +80,7 @@ class TalkUnit:
 
 def make_unit(speech: Speech, number: int) -> TalkUnit:
     """Make a second that differs from all others."""
-    append = Append(
-        pcm=speech.second(number, gain=0.8 + 0.0007 * number), frames=(camera_frame(number),)
-    )
+    append = Append(pcm=input_second(speech, number), frames=(camera_frame(number),))
     return TalkUnit(
         append=append, frame=REALTIME.encode_request(append), pcm=output_second(speech, number)
     )

@@ -21,8 +21,8 @@ from rich.console import Console
 
 from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ
 from runtime.cli import main
-from runtime.commands.talk import CAPTURED_S_MAX, Devices, LineView
-from runtime.commands.talk_session import Plan, Tally, talk
+from runtime.commands.talk import LineView
+from runtime.commands.talk_session import CAPTURED_S_MAX, Devices, Plan, Tally, talk
 from runtime.settings.extras import install
 from tests.live.servers import live_server
 
