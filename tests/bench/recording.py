@@ -175,6 +175,7 @@ class Kept:
 
     is_full = False
     steps_of_all = 0
+    failure = None
 
     def __init__(self) -> None:
         self.records: list[Record] = []
