@@ -26,7 +26,7 @@ from protocol.values import events as ev
 from protocol.values.effects import DetectSpeech
 from protocol.values.limits import MS_PER_S, NS_PER_S
 from protocol.values.model import INPUT_RATE_HZ, SAMPLE16_BYTES
-from protocol.wire.audio import Heard
+from protocol.wire.audio import Resampler
 
 from ..settings.extras import install
 
@@ -73,7 +73,7 @@ class SileroJudge:
     """It hears speech on after its end; a quarter of a second lasts up to 380 ms."""
 
     def __init__(self) -> None:
-        self._resampler: Heard | None = None
+        self._resampler: Resampler | None = None
         self._rest = b""
         self._context = np.zeros(CONTEXT_SAMPLES, np.float32)
         self._state: list[Any] = [np.zeros(STATE, np.float32)] * 2
@@ -81,7 +81,7 @@ class SileroJudge:
     def judge(self, effect: DetectSpeech) -> Iterable[bool]:
         """Judge the frames that a piece of sound completes."""
         if self._resampler is None:
-            self._resampler = Heard(effect.rate_hz)
+            self._resampler = Resampler(effect.rate_hz)
         sound = self._rest + self._resampler.take(effect.data)
         size = FRAME_SAMPLES * np.dtype(np.float32).itemsize
         count = len(sound) // size

@@ -51,7 +51,7 @@ from runtime.client.errors import ClientError, SessionClosedError
 from runtime.client.sdk import transcribe
 from runtime.client.transcription import TranscriptionSession
 from runtime.commands import interrupts
-from runtime.commands.bench_engine import (
+from runtime.commands.bench import (
     FIXTURES,
     MS,
     BenchError,

@@ -33,7 +33,7 @@ from protocol.values.requests import Append, Request
 from protocol.wire.codec import encode_base64, parse_frame
 from protocol.wire.dialects.base import Context
 from protocol.wire.dialects.realtime import REALTIME
-from runtime.commands.bench_engine import Times
+from runtime.commands.bench import Times
 from tests.bench.gateway import __main__ as command
 from tests.bench.gateway import measure as gateway
 from tests.bench.gateway.child import GatewayBenchError, child

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
+from unittest.mock import patch
 
 import anyio
 import attrs
@@ -36,6 +38,7 @@ from recorder.read.scan import Damage, FileSource, Scanner
 from recorder.read.verify import verify
 from recorder.storage.store import Store
 from replay.rerun.logic import replay
+from runtime.session import crash_recovery
 from tests.golden.stage import picture
 from tests.project.evidence import add_out
 from tests.sessions.chatting import question
@@ -54,6 +57,9 @@ from tests.sessions.in_memory import (
 ATTACHED: Final = "PeerAttached"
 DECODE_S: Final = 0.8
 """Media is in the decoder when the answer to the second before it is sent."""
+KILLED_NS: Final = 10**18
+AWAY: Final = patch.object(crash_recovery.time, "time_ns", lambda: KILLED_NS + 1_000_000)
+"""How long a server was away, as its next one reckons: real time is not mixed with virtual."""
 TRIES: Final = 2
 """A client that comes as its session ends hears the end when it comes again."""
 ALONE_S: Final = 700.0
@@ -237,13 +243,16 @@ def cut(log: Path, folder: Path, size: int) -> Path:
     folder.mkdir()
     target = folder / log.name
     target.write_bytes(log.read_bytes()[:size])
+    os.utime(target, ns=(KILLED_NS, KILLED_NS))
     return target
 
 
 async def left_alone(log: Path) -> str:
     """Go on with a log whose client stays away; returns what was wrong, or nothing."""
     async with world(record_to=log.parent, resumable=True, decode_s=DECODE_S) as server:
-        if await server.server.recover() != 1:
+        with AWAY:
+            recovered = await server.server.recover()
+        if recovered != 1:
             return "it was not taken up"
         with anyio.move_on_after(ALONE_S) as scope:
             await server.quiet()
@@ -261,7 +270,9 @@ def _unlike(log: Path) -> str:
 async def killed(log: Path, peers: Sequence[Peer], whole: Path, life: Life) -> str:
     """Go on with a session's log and its client; returns what was wrong, or nothing."""
     async with world(record_to=log.parent, resumable=True, decode_s=DECODE_S) as server:
-        if await server.server.recover() != 1:
+        with AWAY:
+            recovered = await server.server.recover()
+        if recovered != 1:
             return "it was not taken up"
         before, again = await _go_on(server, peers, log, life)
     if not again.events:

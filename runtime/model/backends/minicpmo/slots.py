@@ -65,24 +65,23 @@ TEXT: Final = "text"
 MEDIA: Final = "media"
 """Names of all ordinary ids, and of all embeddings."""
 
+_HEARD: Final = {"<input_event_slot>": "events", "<ai_spoken_slot>": "spoken"}
+_SEEN: Final = {"<user_audio_slot>": "sound", **_HEARD}
+_BEGINS: Final = {TEXT: "plain", "<think>": "think", "<tool_call>": "tool"}
+_MORE: Final = {
+    **_BEGINS,
+    "<|non_spoken_eos|>": "silent",
+    "<|non_spoken_budget_reached|>": "silent",
+}
 GRAMMAR: Final[Mapping[str, Mapping[str, str]]] = {
     "start": {"<unit>": "unit"},
-    "unit": {
-        "<user_video_slot>": "video",
-        "<user_audio_slot>": "sound",
-        "<input_event_slot>": "events",
-        "<ai_spoken_slot>": "spoken",
-    },
+    "unit": {"<user_video_slot>": "video", **_SEEN},
     "video": {"<image>": "image", "<slice>": "slice", "</user_video_slot>": "seen"},
     "image": {MEDIA: "image", "</image>": "video"},
     "slice": {MEDIA: "slice", "</slice>": "video"},
-    "seen": {
-        "<user_audio_slot>": "sound",
-        "<input_event_slot>": "events",
-        "<ai_spoken_slot>": "spoken",
-    },
+    "seen": _SEEN,
     "sound": {MEDIA: "sound", "</user_audio_slot>": "heard"},
-    "heard": {"<input_event_slot>": "events", "<ai_spoken_slot>": "spoken"},
+    "heard": _HEARD,
     "events": {
         "<tool_response_event>": "call",
         "<standalone_event>": "standalone",
@@ -107,27 +106,9 @@ GRAMMAR: Final[Mapping[str, Mapping[str, str]]] = {
     "said": {"</ai_spoken_slot>": "quiet"},
     # Here the place that the silent part of the unit before left comes into its own.
     "quiet": {"<ai_non_spoken_slot>": "first"},
-    "first": {
-        TEXT: "plain",
-        "<think>": "think",
-        "<tool_call>": "tool",
-        "<|no_action|>": "silent",
-        "<|non_spoken_eos|>": "silent",
-    },
-    "more": {
-        TEXT: "plain",
-        "<think>": "think",
-        "<tool_call>": "tool",
-        "<|non_spoken_eos|>": "silent",
-        "<|non_spoken_budget_reached|>": "silent",
-    },
-    "plain": {
-        TEXT: "plain",
-        "<think>": "think",
-        "<tool_call>": "tool",
-        "<|non_spoken_eos|>": "silent",
-        "<|non_spoken_budget_reached|>": "silent",
-    },
+    "first": {**_BEGINS, "<|no_action|>": "silent", "<|non_spoken_eos|>": "silent"},
+    "more": _MORE,
+    "plain": _MORE,
     "think": {TEXT: "think", "</think>": "more", "<|non_spoken_budget_reached|>": "silent"},
     "tool": {TEXT: "tool", "</tool_call>": "more", "<|non_spoken_budget_reached|>": "silent"},
     "silent": {"</ai_non_spoken_slot>": "closed"},
