@@ -164,8 +164,8 @@ class Server:
     @property
     def readiness(self) -> str:
         """`ready`, `full`, `loading`, `draining`, or `condemned`: no worker is left or coming."""
-        if self.admission.state != "open":
-            return self.admission.state
+        if self.admission.is_draining:
+            return "draining"
         counts = self._pool.counts
         if counts.condemned == counts.slots and not self.workers.more_to_come:
             return "condemned"
@@ -377,7 +377,7 @@ class Server:
 
     def _refuse_chat(self) -> ErrorCode | None:
         """Why a new chat, already among the drivers, has no room; None if it has."""
-        if self.admission.state != "open":
+        if self.admission.is_draining:
             return ErrorCode.SERVICE_UNAVAILABLE
         if len(self._drivers) <= self._settings.chats_max:
             return None

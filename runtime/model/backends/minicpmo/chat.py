@@ -34,19 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protocol.values.model import (
-    Costs,
-    Picture,
-    Prefill,
-    Sound,
-    StopReason,
-    Text,
-    ToolCall,
-    ToolResult,
-    Turn,
-    TurnChunk,
-    TurnResult,
-)
+from protocol.values import model as md
 
 from ..base import BackendError, ContextFull
 from ..tool_calls import CallStream
@@ -63,7 +51,7 @@ from .vocoder import LOOKAHEAD, Prepare, Vocoder, Voicing
 from .work import Fed, Feed, Recall, See, Speak, Steps
 
 
-def turn_hash(turn: Turn) -> str:
+def turn_hash(turn: md.Turn) -> str:
     """Blake2b-128 of all model input: tools, messages, media, voice and flags."""
     digest = hashlib.blake2b(digest_size=16)
 
@@ -82,16 +70,16 @@ def turn_hash(turn: Turn) -> str:
         add(message.role, b"")
         for part in message.content:
             match part:
-                case Text(text=text):
+                case md.Text(text=text):
                     add("text", text.encode())
-                case Picture(jpeg=jpeg):
+                case md.Picture(jpeg=jpeg):
                     add("picture", jpeg)
-                case Sound(pcm=pcm):
+                case md.Sound(pcm=pcm):
                     add("sound", pcm)
-                case ToolCall(name=name, arguments=arguments):
+                case md.ToolCall(name=name, arguments=arguments):
                     add("call", name.encode())
                     add("arguments", arguments.encode())
-                case ToolResult(output=output):
+                case md.ToolResult(output=output):
                     add("result", output.encode())
     return digest.hexdigest()
 
@@ -103,7 +91,7 @@ class ChatTurn(InSlot):
 
     def __init__(self, machine: Machine, tokens: Tokens, slot: int) -> None:
         super().__init__(machine, tokens, slot, "new")
-        self._turn: Turn
+        self._turn: md.Turn
         self._name = "a turn"
         self._prompt: Prompt
         self._seen: dict[tuple[int, int], Tensor] = {}
@@ -112,7 +100,7 @@ class ChatTurn(InSlot):
         self._length = 0
         self._began_ns = 0
 
-    def measure(self, turn: Turn) -> int:
+    def measure(self, turn: md.Turn) -> int:
         """Lay a turn out without computing, and count its pictures; safe from any thread.
 
         `ContextFull`: it does not fit, with room for one token; `BackendError`: a picture is not a
@@ -158,17 +146,19 @@ class ChatTurn(InSlot):
                 self._require_uncut()
                 self._seen[place, index] = yield See(picture=picture)  # (64, width)
 
-    def prefill(self) -> Steps[Prefill]:
+    def prefill(self) -> Steps[md.Prefill]:
         """Feed the conversation, after all pictures; after a `BackendError` the slot is empty."""
         self._require("measured")
         with self._wiped_on_failure(f"prefill of {self._name}"):
             return (yield from self._prefill())
 
-    def _prefill(self) -> Steps[Prefill]:
+    def _prefill(self) -> Steps[md.Prefill]:
         embed, rows, fed = self._machine.parts.embed, [], list[int]()
         most = self._prompt.length + self._turn.config.max_new_tokens
         limit = self._machine.config.context_limit
-        self._machine.reserve(self._slot, min(most, limit), is_new=True)
+        # How long the speech will be is not known: it starts over at the end of its memory.
+        speech = 0 if self._voice is None else self._machine.tts.capacity
+        self._machine.reserve(self._slot, min(most, limit), speech=speech, is_new=True)
         if self._voice is not None:
             self._require_uncut()
             yield Prepare(voice=self._voice)
@@ -190,7 +180,7 @@ class ChatTurn(InSlot):
         self._length = self._prompt.length
         self._require_uncut()
         self._phase = "ready"
-        return Prefill(
+        return md.Prefill(
             index=self._turn.index,
             input_tokens=self._length,
             fed_ids=tuple(fed),
@@ -198,7 +188,7 @@ class ChatTurn(InSlot):
             cost_us=(time.perf_counter_ns() - self._began_ns) // 1000,
         )
 
-    def generate(self, emit: Emit, cut: int | None = None) -> Steps[TurnResult]:
+    def generate(self, emit: Emit, cut: int | None = None) -> Steps[md.TurnResult]:
         """Answer; see `ModelSession.run`. After a `BackendError` the slot is empty.
 
         `emit` is called in the thread that drives the generator. `cut` overrides `interrupt`; one
@@ -255,7 +245,7 @@ def _samples(pcm: bytes) -> Tensor:
 
 # -- the answer ---------------------------------------------------------------------------------
 
-Emit = Callable[[TurnChunk], None]
+Emit = Callable[[md.TurnChunk], None]
 
 
 @attrs.define(kw_only=True)
@@ -277,7 +267,7 @@ class Answer:
 
     machine: Machine
     tokens: Tokens
-    turn: Turn
+    turn: md.Turn
     slot: int
     length: int
     stop: Callable[[int], bool]
@@ -294,14 +284,14 @@ class Answer:
     def __attrs_post_init__(self) -> None:
         self.calls = CallStream(self.turn.tools) if self.turn.tools else None
 
-    def run(self, first: Fed) -> Steps[TurnResult]:
+    def run(self, first: Fed) -> Steps[md.TurnResult]:
         """Answer to the end or the cut, from the output of the prefill's last row."""
         began = time.perf_counter_ns()
         first.logits.whole()  # On the device they would keep the batch's memory.
         config, limit = self.turn.config, self.machine.config.context_limit
         numbers = draws(self.turn.seed, self.turn.index, "chat", config.max_new_tokens)
         stream, fed, waiting = TextStream(self.tokens), first, list[tuple[int, Tensor]]()
-        reason: StopReason = "length"
+        reason: md.StopReason = "length"
         cut, ended = None, 0
         for step, number in enumerate(numbers):
             if self.length == limit:
@@ -336,7 +326,7 @@ class Answer:
         if calls and reason == "turn_end":
             reason = "tool_calls"
         return self._result(
-            TurnResult(
+            md.TurnResult(
                 index=self.turn.index,
                 text=self.text_so_far,
                 pcm=pcm,
@@ -442,7 +432,7 @@ class Answer:
 
     def _piece(self, *, text: str = "", pcm: bytes = b"", codec_ids: tuple[int, ...] = ()) -> None:
         ids, self.emitted = tuple(self.generated[self.emitted :]), len(self.generated)
-        piece = TurnChunk(
+        piece = md.TurnChunk(
             index=self.turn.index,
             step=self.chunks,
             text=text,
@@ -453,7 +443,7 @@ class Answer:
         self.chunks += 1
         self.emit(piece)
 
-    def _result(self, result: TurnResult, first: Fed, began: int) -> TurnResult:
+    def _result(self, result: md.TurnResult, first: Fed, began: int) -> md.TurnResult:
         trace, mouth = first.logits.trace().result(), self.mouth
         wall = (time.perf_counter_ns() - began) // 1000
         tts = 0 if mouth is None else mouth.tts_ns // 1000
@@ -462,7 +452,7 @@ class Answer:
             result,
             logits_hash=trace.digest,
             margin=trace.margin,
-            costs=Costs(
+            costs=md.Costs(
                 generate_us=wall,
                 llm_us=wall - tts - vocoder,
                 tts_us=tts,

@@ -3,9 +3,9 @@
     <unit> [user_video] [user_audio] [input_event] ai_spoken ai_non_spoken </unit>
 
 A checkpoint has this layout if its tokenizer has the 24 tokens of `NEW`, with consecutive ids; it
-is then that of every duplex session, with tools or without. It is the layout in which the makers'
-package lays out training data (`minicpm-o5-sdk` 0.0.6): no weights are published yet, so what is
-their serving code's choice may turn out to be another one. Nothing here computes.
+is then that of every duplex session, or of those with tools (`Policy.always`). The makers' package
+lays out training data so (`minicpm-o5-sdk` 0.0.6): no weights of theirs are published yet, and what
+their serving code chooses may turn out to differ. Nothing here computes.
 
 *Speech.* A unit listens (`<|listen|>`), or it speaks: `<|speak|>`, text or `<|tts_pad|>`, at the
 end of a turn `<|turn_eos|>`, then `<|chunk_eos|>`. A turn ends before the model listens again.
@@ -65,24 +65,23 @@ TEXT: Final = "text"
 MEDIA: Final = "media"
 """Names of all ordinary ids, and of all embeddings."""
 
+_HEARD: Final = {"<input_event_slot>": "events", "<ai_spoken_slot>": "spoken"}
+_SEEN: Final = {"<user_audio_slot>": "sound", **_HEARD}
+_BEGINS: Final = {TEXT: "plain", "<think>": "think", "<tool_call>": "tool"}
+_MORE: Final = {
+    **_BEGINS,
+    "<|non_spoken_eos|>": "silent",
+    "<|non_spoken_budget_reached|>": "silent",
+}
 GRAMMAR: Final[Mapping[str, Mapping[str, str]]] = {
     "start": {"<unit>": "unit"},
-    "unit": {
-        "<user_video_slot>": "video",
-        "<user_audio_slot>": "sound",
-        "<input_event_slot>": "events",
-        "<ai_spoken_slot>": "spoken",
-    },
+    "unit": {"<user_video_slot>": "video", **_SEEN},
     "video": {"<image>": "image", "<slice>": "slice", "</user_video_slot>": "seen"},
     "image": {MEDIA: "image", "</image>": "video"},
     "slice": {MEDIA: "slice", "</slice>": "video"},
-    "seen": {
-        "<user_audio_slot>": "sound",
-        "<input_event_slot>": "events",
-        "<ai_spoken_slot>": "spoken",
-    },
+    "seen": _SEEN,
     "sound": {MEDIA: "sound", "</user_audio_slot>": "heard"},
-    "heard": {"<input_event_slot>": "events", "<ai_spoken_slot>": "spoken"},
+    "heard": _HEARD,
     "events": {
         "<tool_response_event>": "call",
         "<standalone_event>": "standalone",
@@ -107,27 +106,9 @@ GRAMMAR: Final[Mapping[str, Mapping[str, str]]] = {
     "said": {"</ai_spoken_slot>": "quiet"},
     # Here the place that the silent part of the unit before left comes into its own.
     "quiet": {"<ai_non_spoken_slot>": "first"},
-    "first": {
-        TEXT: "plain",
-        "<think>": "think",
-        "<tool_call>": "tool",
-        "<|no_action|>": "silent",
-        "<|non_spoken_eos|>": "silent",
-    },
-    "more": {
-        TEXT: "plain",
-        "<think>": "think",
-        "<tool_call>": "tool",
-        "<|non_spoken_eos|>": "silent",
-        "<|non_spoken_budget_reached|>": "silent",
-    },
-    "plain": {
-        TEXT: "plain",
-        "<think>": "think",
-        "<tool_call>": "tool",
-        "<|non_spoken_eos|>": "silent",
-        "<|non_spoken_budget_reached|>": "silent",
-    },
+    "first": {**_BEGINS, "<|no_action|>": "silent", "<|non_spoken_eos|>": "silent"},
+    "more": _MORE,
+    "plain": _MORE,
     "think": {TEXT: "think", "</think>": "more", "<|non_spoken_budget_reached|>": "silent"},
     "tool": {TEXT: "tool", "</tool_call>": "more", "<|non_spoken_budget_reached|>": "silent"},
     "silent": {"</ai_non_spoken_slot>": "closed"},
@@ -176,6 +157,7 @@ class Policy:
         listening, speaking: budgets of the silent part in tokens, of the first unit of a phase, of
             its second, and so on; the last one is repeated.
         thinks: False: an empty thought is fed where a silent part begins.
+        always: False: a session without tools has the older layout, which the checkpoint knows too.
         before, after: the words around the list of tools; None: those of the makers' package.
     """
 
@@ -183,6 +165,7 @@ class Policy:
     listening: tuple[int, ...] = attrs.field(default=45, converter=_budget)
     speaking: tuple[int, ...] = attrs.field(default=25, converter=_budget)
     thinks: bool = attrs.field(default=True, validator=attrs.validators.instance_of(bool))
+    always: bool = attrs.field(default=True, validator=attrs.validators.instance_of(bool))
     before: str | None = attrs.field(default=None, validator=_IS_TEXT)
     after: str | None = attrs.field(default=None, validator=_IS_TEXT)
 
