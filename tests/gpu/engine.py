@@ -18,7 +18,6 @@ from runtime.commands.bench import (
     Arrival,
     Case,
     Doing,
-    Kinds,
     Load,
     Search,
     camera_frame,
