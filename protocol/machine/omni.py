@@ -209,7 +209,7 @@ class Omni(Kind):
     def append(self, message: Append) -> None:
         """Take sound and pictures."""
         self._append_sound(message)
-        self.sound_ns = self.step.now_ns
+        self.sound_ns, self.loop.tools.refusals = self.step.now_ns, 0
         self.uncommitted += len(message.pcm) // SAMPLE_BYTES
 
     def _append_sound(self, message: Append) -> None:
@@ -333,7 +333,7 @@ class Omni(Kind):
     def send_calls(self, calls: Sequence[ToolCalled]) -> None:
         """Send calls in the response in progress, which they end, or in one of their own.
 
-        Of those that were refused the model is told, like of a result.
+        The model gets the reason of a refused call like a result, a few times in a row in silence.
         """
         if calls and self.conversation.reply is None:
             self.is_asked = False
@@ -342,7 +342,8 @@ class Omni(Kind):
         elif calls:
             self.is_asked, self.loop.response_id = False, None
             self._finish("completed", calls=calls)
-        self._expect_result()
+        if calls or self.loop.tools.may_feed_refusals():
+            self._expect_result()
 
     def _finish(
         self,

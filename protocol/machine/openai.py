@@ -406,6 +406,7 @@ class OpenAI(Kind):
             return
         self.sound_ns = self.step.now_ns
         self.uncommitted_bytes += len(pcm16)
+        self.loop.tools.refusals = 0
         self.sound.rest += pcm16
         self._take_seconds()
 
@@ -721,7 +722,7 @@ class OpenAI(Kind):
     def send_calls(self, calls: Sequence[ToolCalled]) -> None:
         """Send calls in the response in progress, which they end, or in one of their own.
 
-        Of those that were refused the model is told, like of a result.
+        The model gets the reason of a refused call like a result, a few times in a row in silence.
         """
         if calls and self.conversation.reply is None:
             self.asked_at = None
@@ -729,7 +730,8 @@ class OpenAI(Kind):
         elif calls:
             self.loop.response_id = None
             self.conversation.end_reply("completed", calls=calls)
-        self._expect_result()
+        if calls or self.loop.tools.may_feed_refusals():
+            self._expect_result()
 
     def unit_dropped(self) -> None:
         """Go on after a waiting unit was dropped: only its sound is lost."""

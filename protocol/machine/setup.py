@@ -217,6 +217,7 @@ class Setup:
             self.migration.answered()
             if self.slot.settle():
                 self.is_opened = True
+                self.loop.tools.takes_events = event.opened.takes_events
                 self.kind.ready(event.opened.prompt_length)
                 self.migration.move_if_due()
 

@@ -64,7 +64,9 @@ class ToolCalls:
         made_ns: when the last calls were sent, within a minute.
         texts_ns: when the last texts without a call came, within a second.
         failures: silent parts that failed in a row (B3).
+        refusals: units with refused calls, since the client last sent sound or a result.
         is_cut: the silent part in progress is being cut.
+        takes_events: the model has a place for events without a call.
         stopped_ns: since when the time of open calls stands still, for the model is away (B11).
     """
 
@@ -81,7 +83,9 @@ class ToolCalls:
     made_ns: deque[int] = attrs.Factory(deque)
     texts_ns: deque[int] = attrs.Factory(deque)
     failures: int = 0
+    refusals: int = 0
     is_cut: bool = False
+    takes_events: bool = True
     stopped_ns: int | None = None
 
     # -- the model ------------------------------------------------------------------------------
@@ -124,6 +128,13 @@ class ToolCalls:
     def _return(self, name: str, text: str) -> None:
         self.waiting.append(UnitInput(kind="result", call=name, text=text))
 
+    def may_feed_refusals(self) -> bool:
+        """Count a unit whose last call was refused; whether it may be answered in silence."""
+        last = self.waiting[-1] if self.waiting else None
+        if last is not None and last.call == f"t{self.made}" and last.text.startswith(_ERROR):
+            self.refusals += 1
+        return self.refusals <= limits.REFUSALS_FED_MAX
+
     def next_inputs(self) -> tuple[UnitInput, ...]:
         """Take the events of the next unit."""
         inputs, chars = [*self.started], 0
@@ -160,7 +171,7 @@ class ToolCalls:
                     words = f"{path}: no call of this session that waits for a result"
                     return Refused(code=ErrorCode.INVALID_PAYLOAD, message=words)
             case TellModel(text=text):
-                if not self.step.limits.duplex_tools:
+                if not (self.step.limits.duplex_tools and self.takes_events):
                     words = "this server's model takes no events"
                     return Refused(code=ErrorCode.INVALID_EVENT, message=words)
                 since_ns = self.step.now_ns - limits.NS_PER_S
@@ -178,6 +189,7 @@ class ToolCalls:
 
     def returned(self, message: ToolResult) -> None:
         """Keep what a tool returned for the model."""
+        self.refusals = 0
         self._return(self.open.pop(message.call_id).name, message.output)
         self._set_timer()
 

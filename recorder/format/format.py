@@ -27,7 +27,7 @@ from array import array
 from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import attrs
 import numpy as np
@@ -136,9 +136,10 @@ class BlockHeader:
         return self.first_seq + self.n_records - self.has_head_copy
 
 
-_numbers_of: Final = attrgetter(
-    *("first_seq", "mono_ns", "n_records", "compressed_len", "uncompressed_len", "payload_crc")
+_NUMBERS: Final = (
+    *("first_seq", "mono_ns", "n_records", "compressed_len", "uncompressed_len", "payload_crc"),
 )
+_numbers_of: Final = attrgetter(*_NUMBERS)
 
 
 def _pack_fields(header: BlockHeader) -> bytes:
@@ -177,7 +178,9 @@ def unpack_header(data: bytes) -> BlockHeader:
         known = f"this reader knows versions {FORMAT_VERSIONS[0]} to {FORMAT_VERSIONS[-1]}"
         raise VersionUnknown(f"block of format version {version}, flags {flags}: {known}")
     is_copy, is_stuffed = bool(flags & FLAG_HEAD_COPY), bool(flags & FLAG_STUFFED)
-    header = BlockHeader(*numbers, head[-CHAIN_BYTES:], is_copy, is_stuffed, version)
+    fields: dict[str, Any] = dict(zip(_NUMBERS, numbers, strict=True))
+    fields |= {"has_head_copy": is_copy, "is_stuffed": is_stuffed, "version": version}
+    header = BlockHeader(chain=head[-CHAIN_BYTES:], **fields)
     _check_limits(header)
     return header
 

@@ -131,7 +131,7 @@ FIELDS: Final[Mapping[type, Mapping[str, Content | Special]]] = {
     ev.AdmissionRefused: _fields("at_ns code"),
     ev.SlotLeased: _fields("at_ns lease slot"),
     ev.BackendOpened: _fields("at_ns lease", below="opened"),
-    model.Opened: _fields("prompt_length", prompt="fed_ids"),
+    model.Opened: _fields("prompt_length takes_events", prompt="fed_ids"),
     ev.BackendOpenFailed: _fields("at_ns lease context_full is_lost", frame="refused"),
     ev.MediaDecoded: _fields("at_ns media", media="pcm images stacked_images"),
     ev.MediaRejected: _fields("at_ns media reason"),

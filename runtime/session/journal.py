@@ -290,17 +290,19 @@ class Journal:
         return not self._is_hung
 
     async def _written(self, log: SessionLog, seq: int) -> None:
-        """Wait for write(2), or until the log failed, of which its session has an event."""
+        """Wait for write(2), or until the log failed; its session has an event of it by then.
+
+        The recorder may wake its tasks before it calls `_failed`: a frame would go out first.
+        """
         steps, hung_s = log.steps_of_all, 0.0
-        while hung_s < WRITE_WAIT_S:
-            with anyio.move_on_after(LOOK_S) as scope, suppress(LogFailed):
+        while hung_s < WRITE_WAIT_S and log.failure is None:
+            with anyio.move_on_after(LOOK_S), suppress(LogFailed):
                 await log.written(seq)
-            if not scope.cancelled_caught:
                 return
             hung_s = hung_s + LOOK_S if log.steps_of_all == steps else 0.0
             steps = log.steps_of_all
         # A session that is over sends its last frames through here too.
-        log.abandon(f"the disk took nothing for {WRITE_WAIT_S} s")
+        log.abandon(f"the disk took nothing for {WRITE_WAIT_S} s")  # nothing, if it failed
         self._lose()
 
     def _failed(self, failure: LogFailed) -> None:

@@ -80,6 +80,7 @@ def cases_on_a_virtual_clock(model: DuplexModel, load: Load) -> list[EngineRun]:
     return [run_virtual(model, load, case) for case in cases]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("clock", ["wall", "virtual"])
 @pytest.mark.parametrize("doing", ["speaking", "listening"])
 def test_every_unit_does_what_it_is_to_do(checkpoint: Path, doing: Doing, clock: str) -> None:
