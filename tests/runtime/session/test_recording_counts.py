@@ -18,6 +18,7 @@ from recorder.write.writer import Durability, Recorder, RecorderPolicy
 from runtime.commands.bench import load_speech
 from runtime.session.identity import SystemIdentities
 from tests.bench.recording import Talker, make_unit
+from tests.project.sampling import ONE_LOOP
 from tests.recorder.test_samples import PATH, MemoryDisk, record
 
 pytestmark = pytest.mark.anyio
@@ -55,6 +56,7 @@ def talkers(recorder: Recorder, sessions: int) -> list[Talker]:
 
 @pytest.mark.parametrize(("durability", "syncs"), [("none", 0), ("interval", 1), ("unit", 1)])
 @pytest.mark.parametrize("late", [0, 1, 3])
+@pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 async def test_a_second_of_a_session_is_one_block(
     durability: Durability, syncs: int, late: int
 ) -> None:
