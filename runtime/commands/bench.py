@@ -486,14 +486,6 @@ ARRIVALS: Final[tuple[Arrival, ...]] = ("together", "spread")
 
 
 @attrs.frozen(kw_only=True)
-class Kinds:
-    """The runs that are made: how requests are computed (`batched` always), and when they come."""
-
-    modes: Sequence[Mode] = MODES
-    arrivals: Sequence[Arrival] = ARRIVALS
-
-
-@attrs.frozen(kw_only=True)
 class FullFacts:
     """Facts of the full shape.
 
@@ -617,9 +609,8 @@ def engine_command(
         raise click.UsageError("--shape full and --random-weights go together")
     frames = (camera_frame(0),) if pictures else ()
     load = Load(speech=load_speech(), seconds=seconds, doing=doing, frames=frames)
-    kinds = Kinds(
-        modes=MODES[:1] if batched_only else MODES, arrivals=ARRIVALS if due == "both" else (due,)
-    )
+    modes = MODES[:1] if batched_only else MODES
+    arrivals = ARRIVALS if due == "both" else (due,)
     try:
         if shape is None:
             loaded = models.load_checkpoint(
@@ -632,7 +623,7 @@ def engine_command(
             models.require_deterministic(model, loaded.info)
     except (models.ModelUnknownError, models.ModelUnusableError, BackendError) as error:
         raise BenchError(str(error)) from error
-    runs, served = measure_engine(loaded, load, sessions, kinds=kinds)
+    runs, served = measure_engine(loaded, load, sessions, modes=modes, arrivals=arrivals)
     rebuilt = interrupts.run(run_rebuilt, _backend(loaded, "batched"), load)
     keys = loaded.machine.llm.keys
     found = EngineBenchResult(
@@ -676,7 +667,8 @@ def measure_engine(
     load: Load,
     counts: list[int],
     *,
-    kinds: Kinds = Kinds(),
+    modes: Sequence[Mode] = MODES,
+    arrivals: Sequence[Arrival] = ARRIVALS,
     show: Callable[[str], None] = print_progress,
 ) -> tuple[list[EngineRun], list[Served]]:
     """Measure a loaded model; return the runs, `counts` sessions first, and the number served."""
@@ -688,8 +680,8 @@ def measure_engine(
     served: list[Served] = []
     show("warming up")
     measure(Case(mode="batched", arrival="spread", sessions=1), attrs.evolve(load, seconds=1))
-    for arrival in kinds.arrivals:
-        searches = {mode: Search(counts, model.info.slots) for mode in kinds.modes}
+    for arrival in arrivals:
+        searches = {mode: Search(counts, model.info.slots) for mode in modes}
         mine: list[EngineRun] = []
         while any(search.next_count() is not None for search in searches.values()):
             for mode, search in searches.items():

@@ -50,7 +50,8 @@ from ..link.backend import WorkerBackend, connect, greet
 from ..link.hello import read_token
 from ..model.backends.base import Backend, BackendError, BackendGone, BackendRefused
 from ..model.models import MODELS, is_installed
-from ..settings.settings import Settings
+from ..settings.settings import Settings, declared
+from ..settings.sources import OF_LOADING
 from ..slots.workers import Extend, NewPlace, Workers
 
 # -- workers at addresses --------------------------------------------------------------------------
@@ -310,16 +311,10 @@ async def _lines(stream: ByteReceiveStream) -> AsyncIterator[str]:
 def model_options(settings: Settings, model: str) -> list[str]:
     """The options of an `antiphon workers start` of a server's own."""
     options = ["--model", model]
-    for flag, value in (
-        ("--slots", settings.slots),
-        ("--device", settings.device),
-        ("--dtype", settings.dtype),
-        ("--quantize", settings.quantize),
-    ):
-        options += [] if value is None else [flag, str(value)]
-    options += ["--voice-steps", str(settings.voice_steps)]
-    options += ["--context-percent", str(settings.context_percent)]
-    options += ["--deterministic"] if settings.deterministic else []
+    for setting in declared(Settings):
+        value = getattr(settings, setting.name)
+        if setting.name in OF_LOADING - {"model"} and value is not None and value is not False:
+            options += [setting.flag] if value is True else [setting.flag, str(value)]
     return options + (["--verbose"] if settings.log_level in {"info", "debug"} else [])
 
 
@@ -416,15 +411,8 @@ class Embedded:
     def __init__(self, settings: Settings, load: Load) -> None:
         self.names = (settings.model, *settings.workers)
         self._slots = settings.slots
-        self._load = partial(
-            load,
-            device=settings.device,
-            dtype=settings.dtype,
-            deterministic=settings.deterministic,
-            voice_steps=settings.voice_steps,
-            quantize=settings.quantize,
-            context_percent=settings.context_percent,
-        )
+        names = OF_LOADING - {"model", "slots"}
+        self._load = partial(load, **{name: getattr(settings, name) for name in names})
 
     async def load(self, place: int) -> Backend:
         """Load a model in a thread."""

@@ -115,6 +115,10 @@ class Talker:
         self._post(ev.BackendOpened, lease=1, opened=Opened(prompt_length=40))
         self.cpu_ns = 0
 
+    def hear(self, frame: str) -> None:
+        """Hear a piece of a second."""
+        self._post(ev.FrameReceived, frame=frame)
+
     async def unit(self, unit: TalkUnit) -> None:
         """Hear, answer and finalize a second, and wait until the answer may be sent."""
         self._index += 1
@@ -175,6 +179,7 @@ class Kept:
 
     is_full = False
     steps_of_all = 0
+    failure = None
 
     def __init__(self) -> None:
         self.records: list[Record] = []

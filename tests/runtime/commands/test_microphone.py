@@ -155,7 +155,7 @@ def test_a_missing_library_is_said(
     def load(_: str) -> ModuleType:
         raise raises
 
-    monkeypatch.setattr("runtime.commands.talk.import_module", load)
+    monkeypatch.setattr("runtime.commands.talk_session.import_module", load)
     result = CliRunner().invoke(main, ["talk", "--mic"])
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert said in result.stderr
