@@ -100,11 +100,6 @@ EQUIVALENT: Final[Mapping[str, str]] = {
     "recorder/storage/remote.py _Ranges.__init__: self._start = 0 -> self._start = 1": (
         "nothing is loaded yet: only how much the first read reads ahead is another"
     ),
-    "runtime/session/driver.py Driver._take_frames: "
-    "ev.FrameReceived(at_ns=at_ns, frame=frame) for frame in frames[: len(messages) or 1] -> "
-    "ev.FrameReceived(at_ns=at_ns, frame=frame) for frame in frames[: len(messages) or 2]": (
-        "where no message is only kept, the first event alone is stepped"
-    ),
 }
 """The mutants that change nothing, by name, and why."""
 
