@@ -305,6 +305,7 @@ def packed(form: str) -> bytes:
     return made.getvalue()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("form", ["wav", "flac", "ogg", "mp3", "mp4", "webm"])
 def test_a_file_of_any_kind_is_transcribed(client: OpenAI, form: str) -> None:
     """What a phone or a browser has recorded is refused."""
@@ -369,6 +370,7 @@ def silence(seconds: int) -> bytes:
     return made.getvalue()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "data",
     [
