@@ -113,10 +113,7 @@ RECORDINGS: Final[Commands] = MappingProxyType(
 )
 DEV: Final[Commands] = MappingProxyType(
     {
-        "bench": (
-            "runtime.commands.bench:bench_command",
-            "Measure the time of a unit, and the sessions of an engine.",
-        ),
+        "bench": ("runtime.commands.bench:bench_command", "Measure the sessions of an engine."),
         "quantize": (
             "runtime.commands.quantize:quantize_command",
             "Save a checkpoint with a quantised language model.",
@@ -127,23 +124,6 @@ DEV: Final[Commands] = MappingProxyType(
         "shrink": ("replay.shrink.command:shrink_command", "Find the smallest log that fails."),
     }
 )
-MOVED: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "fuzz": "python -m tests.fuzz, in a clone of the repository",
-        "bench streaming": "python -m tests.bench.streaming, in a clone of the repository",
-        "console": "antiphon serve --open",
-        "replay --teacher-forced": "antiphon eval --mode forced",
-        "worker": "antiphon workers start",
-        "sessions": "antiphon recordings list",
-        **{
-            name: f"antiphon recordings {name}"
-            for name in RECORDINGS
-            if name not in {"list", "marks"}
-        },
-        **{name: f"antiphon dev {name}" for name in DEV},
-    }
-)
-"""What replaced a command, by its old words: one, or a command with a subcommand or option."""
 WITHIN: Final = MappingProxyType({"recordings": RECORDINGS, "workers": WORKERS, "dev": DEV})
 """The groups whose commands may be named without the group's name, by mistake."""
 EXIT_BY_SIGNAL: Final = 128
@@ -194,12 +174,6 @@ class Choice(click.Choice[str]):
 
 class NotInstalledError(click.ClickException):
     """A command needs an extra of the distribution."""
-
-    exit_code = 2
-
-
-class MovedError(click.ClickException):
-    """A command has another name now, or is not part of the product."""
 
     exit_code = 2
 
@@ -279,7 +253,7 @@ class LazyGroup(click.Group):
 
 
 class Main(LazyGroup):
-    """The command line: a process of its own, which knows old names."""
+    """The command line: a process of its own."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command line as a process of its own."""
@@ -297,15 +271,6 @@ class Main(LazyGroup):
             sys.stdout.reconfigure(errors="backslashreplace")  # a log can hold lone surrogates
         with _broken_off():
             return super().invoke(ctx)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; for an old name say the new one."""
-        for old in (*(f"{args[0]} {word}" for word in args[1:]), args[0]):
-            if old in MOVED and not ctx.resilient_parsing:
-                raise MovedError(f"antiphon {old} is now {MOVED[old]}")
-        return super().resolve_command(ctx, args)
 
 
 def _refine(command: click.Command) -> None:

@@ -55,7 +55,8 @@ class Step:
     """The session's clock and first event, and the effects of the step in progress.
 
     Attributes:
-        opened: the session's first event: its ids, seed and limits; a fork has limits of its own.
+        opened: the session's first event: its ids, seed and limits.
+        limits: the limits of the session; a fork has its own (`reopen`).
         is_forking: the model is to be brought to the past of another session.
         media: the number of the next `DecodeMedia`.
     """
@@ -65,11 +66,14 @@ class Step:
     now_ns: int = 0
     effects: list[ef.Effect] = attrs.Factory(list)
     media: int = 0
+    limits: SessionLimits = attrs.field(init=False)
 
-    @property
-    def limits(self) -> SessionLimits:
-        """The limits of the session."""
-        return self.opened.limits
+    def __attrs_post_init__(self) -> None:
+        self.limits = self.opened.limits
+
+    def reopen(self, opened: ev.ConnectionOpened) -> None:
+        """Begin again, as the fork of a session."""
+        self.opened, self.limits, self.is_forking = opened, opened.limits, True
 
     def behaves(self, change: int) -> bool:
         """Whether the session includes a change of behaviour (`behaviour`)."""

@@ -24,7 +24,7 @@ from ..values import openai as oa
 from ..values.errors import ErrorCode
 from ..values.limits import ANSWER_UNITS, MS_PER_S, NS_PER_S
 from ..values.messages import EndReason, Listen, Metrics, Speech, ToolCalled
-from ..values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, UNIT_BYTES, Coding
+from ..values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, UNIT_BYTES
 from ..values.openai import Item, Part
 from ..values.requests import Append, ClientMessage, Init
 from ..values.state import Gate, SessionKind
@@ -100,7 +100,7 @@ class Omni(Kind):
         super().__attrs_post_init__()
         self.setup = duplex_parts(self)
         self.loop, self.slot_user = self.setup.loop, self.setup.migration
-        sound = SoundPieces(self.step, self.peer, self)
+        sound = SoundPieces(self.step, self.peer)
         first = oa.OpenAISession(transcriber=self.step.limits.transcriber)
         self.conversation = Conversation(self.step, self.peer, self.loop, sound, first)
 
@@ -206,23 +206,10 @@ class Omni(Kind):
 
     # -- in -------------------------------------------------------------------------------------
 
-    @property
-    def coding(self) -> Coding:
-        """How the client's sound is written."""
-        return "audio/pcm"
-
-    @property
-    def rate_hz(self) -> int:
-        """The rate of the client's sound."""
-        return INPUT_RATE_HZ
-
-    def take_second(self, pcm: bytes) -> None:
-        """Never called: sound comes at the model's rate."""
-
     def append(self, message: Append) -> None:
         """Take sound and pictures."""
         self._append_sound(message)
-        self.sound_ns = self.step.now_ns
+        self.sound_ns, self.loop.tools.refusals = self.step.now_ns, 0
         self.uncommitted += len(message.pcm) // SAMPLE_BYTES
 
     def _append_sound(self, message: Append) -> None:
@@ -346,7 +333,7 @@ class Omni(Kind):
     def send_calls(self, calls: Sequence[ToolCalled]) -> None:
         """Send calls in the response in progress, which they end, or in one of their own.
 
-        Of those that were refused the model is told, like of a result.
+        The model gets the reason of a refused call like a result, a few times in a row in silence.
         """
         if calls and self.conversation.reply is None:
             self.is_asked = False
@@ -355,7 +342,8 @@ class Omni(Kind):
         elif calls:
             self.is_asked, self.loop.response_id = False, None
             self._finish("completed", calls=calls)
-        self._expect_result()
+        if calls or self.loop.tools.may_feed_refusals():
+            self._expect_result()
 
     def _finish(
         self,

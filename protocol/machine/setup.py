@@ -217,6 +217,7 @@ class Setup:
             self.migration.answered()
             if self.slot.settle():
                 self.is_opened = True
+                self.loop.tools.takes_events = event.opened.takes_events
                 self.kind.ready(event.opened.prompt_length)
                 self.migration.move_if_due()
 
@@ -269,13 +270,14 @@ class Setup:
             recording_notice=event.recording_notice,
             must_record=True,  # the rebuild reads it
         )
-        self.step.opened, self.step.is_forking = opened, True
+        self.step.reopen(opened)
         for name in tuple(self.timers.pending):
             self.timers.cancel(name)
         self.recording.state = "on"
         peer = self.peer
         peer.dialect = first_dialect(opened.mode, opened.endpoint)
-        peer.state, peer.early = BEGINNINGS[peer.session_kind], None
+        peer.enter(BEGINNINGS[peer.session_kind])
+        peer.early = None
         peer.wants_notices = peer.is_detached = peer.is_asleep = False
         peer.frames_received = 0
         self.kind.is_draining = self.is_opened = False

@@ -178,6 +178,8 @@ def _tools(tools: ToolCalls) -> Keys:
         "told_ns": [*tools.texts_ns],
         "failures": tools.failures,
         "cut": tools.is_cut,
+        **({} if tools.takes_events else {"eventless": True}),
+        **({"refusals": tools.refusals} if tools.refusals else {}),
         **({} if tools.allowed is None else {"allowed": [*tools.allowed]}),
         **({"serial": True} if tools.is_serial else {}),
         **({} if tools.stopped_ns is None else {"stopped_ns": tools.stopped_ns}),

@@ -175,6 +175,8 @@ CALLS_OPEN_MAX: Final = 16
 """Calls of a duplex session that wait for a result, as in an answer of chat."""
 CALLS_A_MINUTE: Final = 30
 """One every other second: more is a model that calls in circles."""
+REFUSALS_FED_MAX: Final = 3
+"""Units with refused calls that keep a silent session going: a model may correct itself."""
 CALLS_SESSION_MAX: Final = 1_024
 """At twice the pace of a busy assistant, an hour."""
 INPUT_CHARS_MAX: Final = 4_096

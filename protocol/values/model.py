@@ -210,10 +210,12 @@ class Opened:
     """A session that is ready for its first unit; `prompt_length` is in tokens.
 
     `fed_ids` are the prompt's token ids, with -1 for an embedding fed instead of a token.
+    `takes_events`: False if its units have no place for events, as it was opened without tools.
     """
 
     prompt_length: int
     fed_ids: tuple[int, ...] = ()
+    takes_events: bool = True
 
 
 @attrs.frozen(kw_only=True)

@@ -64,7 +64,7 @@ class Item:
         match self.call:
             case ToolCall(arguments=text) | ToolResult(output=text):
                 return len(text)
-        return sum(len(part.text) for part in self.parts)
+        return sum([len(part.text) for part in self.parts])
 
     @property
     def pictures(self) -> tuple[bytes, ...]:

@@ -50,7 +50,7 @@ _ROWS: Final[Mapping[type[attrs.AttrsInstance], str]] = {
     ev.Admitted: "Admitted at_ns",
     ev.SlotLeased: "SlotLeased at_ns lease slot",
     ev.BackendOpened: "BackendOpened at_ns lease opened",
-    model.Opened: "Opened prompt_length fed_ids",
+    model.Opened: "Opened prompt_length fed_ids takes_events",
     ev.BackendOpenFailed: "BackendOpenFailed at_ns lease context_full is_lost refused",
     ev.MediaDecoded: "MediaDecoded at_ns media pcm images stacked_images",
     ev.MediaRejected: "MediaRejected at_ns media reason",

@@ -101,7 +101,7 @@ def lag_of(from_hz: int, to_hz: int) -> int:
     return (PHASE_TAPS * up - 1) * NS_PER_S // (2 * up * from_hz)
 
 
-class Heard:
+class Resampler:
     """Sound of a session at another rate, by default a client's at the model's, piece by piece."""
 
     def __init__(

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, Final, TypeVar, get_args
 
 import attrs
@@ -40,22 +39,16 @@ from protocol.values.utf8 import Frame, Utf8Text
 
 from .records import Fields, Value
 
-KINDS: Final[Mapping[type, str]] = MappingProxyType(
-    {
-        ev.FrameReceived: "rx",
-        ev.BackendOpened: "prepare",
-        ev.UnitDone: "unit",
-        ev.FinalizeDone: "finalize",
-        ev.FinalizeFailed: "finalize",
-        ev.RollbackDone: "rollback",
-        ev.RollbackFailed: "rollback",
-        ev.TurnPrefilled: "turn",
-        ev.TurnProgress: "turn",
-        ev.TurnDone: "turn",
-        ev.ChunkDone: "chunk",
-        ef.Send: "tx",
-    }
-)
+KINDS: Final[Mapping[type, str]] = {
+    ev.FrameReceived: "rx",
+    ev.BackendOpened: "prepare",
+    ev.UnitDone: "unit",
+    **dict.fromkeys((ev.FinalizeDone, ev.FinalizeFailed), "finalize"),
+    **dict.fromkeys((ev.RollbackDone, ev.RollbackFailed), "rollback"),
+    **dict.fromkeys((ev.TurnPrefilled, ev.TurnProgress, ev.TurnDone), "turn"),
+    ev.ChunkDone: "chunk",
+    ef.Send: "tx",
+}
 """The record kind of each class; all others are `event` or `effect`."""
 
 T = TypeVar("T")

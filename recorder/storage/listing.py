@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
@@ -310,18 +310,11 @@ def page_of(
     `after` is the end of the previous page (None: the first page); another value is a `ValueError`.
     Returns the page, and its end; None if it is the last page.
     """
-    rest = _following(summaries, after) if after is not None else iter(summaries)
+    rest: Iterable[Summary] = summaries
+    if after is not None:  # the log at that place may have gone
+        listed, _, recording_id = after.partition(".")
+        place = (-int(listed), recording_id)
+        rest = (it for it in summaries if (-it.listed_ms, it.recording_id) > place)
     found = [it for it in rest if wanted.takes(it)]
-    page = found[:limit]
-    return page, _place_of(page[-1]) if page and len(found) > limit else None
-
-
-def _following(summaries: Sequence[Summary], after: str) -> Iterator[Summary]:
-    """Yield everything after a place; the log at that place may have gone."""
-    listed, _, recording_id = after.partition(".")
-    place = (-int(listed), recording_id)
-    return (it for it in summaries if (-it.listed_ms, it.recording_id) > place)
-
-
-def _place_of(summary: Summary) -> str:
-    return f"{summary.listed_ms}.{summary.recording_id}"
+    page, is_last = found[:limit], len(found) <= limit
+    return page, None if is_last or not page else f"{page[-1].listed_ms}.{page[-1].recording_id}"

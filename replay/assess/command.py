@@ -393,18 +393,19 @@ def judge_suite(request: Request, files: reports.Reports, *, as_json: bool) -> N
             {"mode": request.mode, "model": request.model, "cases": bodies, "exit_code": exit_code}
         )
     else:
-        commands.print_all(reports.console(), suites.lines_of_cases(cases))
+        commands.print_all(commands.lines_console(), suites.lines_of_cases(cases))
     sys.exit(exit_code)
 
 
 def _print(done: Evaluation, met: list[str], unknown: list[str], *, as_json: bool) -> NoReturn:
     for complaint in reports.complaints(done):
         click.echo(complaint, err=True)
-    exit_code = 1 if met else 2 if unknown or done.has_failures else 0
+    has_failures = done.count("measured") + done.count("skipped") < len(done.rows)
+    exit_code = 1 if met else 2 if unknown or has_failures else 0
     if as_json:
         commands.print_json({**done.to_json(), "failed_conditions": met, "exit_code": exit_code})
     else:
-        terminal = reports.console()
+        terminal = commands.lines_console()
         commands.print_all(terminal, reports.lines_of(done, terminal))
         commands.print_all(terminal, map(HOLDS.format, met))
     for complaint in unknown:
@@ -416,5 +417,5 @@ def _define(*, as_json: bool) -> NoReturn:
     if as_json:
         commands.print_json(reports.definitions_json())
     else:
-        commands.print_all(reports.console(), reports.definition_lines())
+        commands.print_all(commands.lines_console(), reports.definition_lines())
     sys.exit(0)

@@ -44,6 +44,7 @@ import tomllib
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -427,17 +428,14 @@ def lines_of_cases(cases: Sequence[Verdict]) -> Iterator[str]:
 
 def junit_of_cases(suite: Suite, cases: Iterable[Verdict]) -> bytes:
     """Write the cases as tests."""
-    cases, tests = [*cases], list[ET.Element]()
-    name = printable(suite.folder.name)
+    tests, name = list[ET.Element](), printable(suite.folder.name)
     for case in cases:
         tests.append(ET.Element("testcase", {"classname": name, "name": printable(case.name)}))
         if case.skipped:
             ET.SubElement(tests[-1], "skipped", {"message": printable(case.skipped)})
         for failure in case.failures:
             ET.SubElement(tests[-1], "failure", {"message": printable(failure)})
-    failed, skipped = sum(bool(it.failures) for it in cases), sum(bool(it.skipped) for it in cases)
-    counts = {"tests": str(len(cases)), "failures": str(failed), "skipped": str(skipped)}
-    return junit_xml(name, counts, tests)
+    return junit_xml(name, tests, ("failure", "skipped"))
 
 
 # -- making a suite --------------------------------------------------------------------------------
@@ -454,7 +452,6 @@ def write_suite(logs: Iterable[Path], folder: Path) -> tuple[int, list[str]]:
 
     `UnusableError`: the folder cannot be written, or is there.
     """
-    make_folder(folder)
     cases: dict[str, str] = {}
 
     def write(log: Path) -> None:
@@ -467,23 +464,27 @@ def write_suite(logs: Iterable[Path], folder: Path) -> tuple[int, list[str]]:
         _write(folder / log.name, log.read_bytes(), like=log)
         cases[log.name] = "\n".join(_case(log.name, found, expected))
 
-    left_out = _write_each(logs, write)
-    if not cases:
-        folder.rmdir()
-        return 0, left_out
-    _write(folder / MANIFEST, ("\n\n".join(cases.values()) + "\n").encode())
-    return len(cases), left_out
+    made, left_out = _write_each(logs, folder, write)
+    if made:
+        _write(folder / MANIFEST, ("\n\n".join(cases.values()) + "\n").encode())
+    return made, left_out
 
 
-def _write_each(logs: Iterable[Path], write: Callable[[Path], None]) -> list[str]:
-    """Write something of each log; return why that was not possible."""
-    left_out = list[str]()
+def _write_each(
+    logs: Iterable[Path], folder: Path, write: Callable[[Path], None]
+) -> tuple[int, list[str]]:
+    """Write something of each log into a new folder; return of how many, and why not of others."""
+    make_folder(folder)
+    made, left_out = 0, list[str]()
     for log in logs:
         try:
             write(log)
+            made += 1
         except (OSError, RecorderError, ValueError) as error:
             left_out.append(f"{printable(str(log))}: {reason(error)}")
-    return left_out
+    if not made:
+        folder.rmdir()
+    return made, left_out
 
 
 def _write(target: Path, data: bytes, like: Path | None = None) -> None:
@@ -603,19 +604,14 @@ def _path(folder: Path, path: Path) -> str:
 
 def _end_of(path: Path) -> float:
     """Read where an interruption ends, in seconds."""
-    body = read_json(path)
+    try:
+        body = json.loads(_bounded(path, FILE_BYTES_MAX))
+    except (ValueError, RecursionError) as error:
+        raise UnusableError(f"{path}: no JSON") from error
     try:
         return float(body[0]["timestamp"][1])
     except (LookupError, TypeError, ValueError) as error:
         raise UnusableError(f"{path}: $[0].timestamp: not two numbers") from error
-
-
-def read_json(path: Path) -> Any:
-    """Read a small file; `UnusableError`."""
-    try:
-        return json.loads(_bounded(path, FILE_BYTES_MAX))
-    except (ValueError, RecursionError) as error:
-        raise UnusableError(f"{path}: no JSON") from error
 
 
 # -- writing it ------------------------------------------------------------------------------------
@@ -628,20 +624,15 @@ def write_bench(logs: Iterable[Path], folder: Path) -> tuple[int, list[str]]:
 
     `UnusableError`: the folder cannot be written, or is there.
     """
-    make_folder(folder)
-    samples = list[Path]()
+    numbers = count(1)
 
     def write(log: Path) -> None:
-        files = _files_of(log)
-        samples.append(folder / str(len(samples) + 1))
-        samples[-1].mkdir()
+        files, sample = _files_of(log), folder / str(next(numbers))
+        sample.mkdir()
         for name, data in files.items():
-            _write(samples[-1] / name, data, like=log)
+            _write(sample / name, data, like=log)
 
-    left_out = _write_each(logs, write)
-    if not samples:
-        folder.rmdir()
-    return len(samples), left_out
+    return _write_each(logs, folder, write)
 
 
 def _files_of(log: Path) -> dict[str, bytes]:

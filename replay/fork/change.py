@@ -107,7 +107,7 @@ def decisions_of(result: md.UnitResult) -> Decisions:
     return result.is_listen, result.decided_ids, result.codec_ids
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Forked:
     """A fork that was made, from its `unit` on.
 

@@ -121,14 +121,12 @@ def _environment_lines(report: FullReport) -> list[RenderableType]:
         here = [f"{label(name)} {_brief(line)}" for name, line in report.fingerprint.items()]
         return [f"environment as recorded: {'; '.join(here)}"]
     differs = "not comparable" if not report.compared else "the environment differs"
-    return [
-        differs,
-        *(
-            f"  {label(line.name)}: recorded {_or_nothing(line.recorded)},"
-            f" here {_or_nothing(line.here)}"
-            for line in report.environment
-        ),
+    texts = [
+        f"  {label(line.name)}: recorded {_or_nothing(line.recorded)},"
+        f" here {_or_nothing(line.here)}"
+        for line in report.environment
     ]
+    return [differs, *texts]
 
 
 def _brief(line: str) -> str:

@@ -74,7 +74,8 @@ def row_of(record: Record, kept: str = "") -> Json:
     fields = {name: value for name, value in record.fields.items() if name != "type"}
     kind = record.fields.get("type")
     if record.kind in FRAME_KINDS and isinstance(frame := fields.get("frame"), str):
-        fields["frame"] = _without_base64(frame)
+        pieces = (it if isinstance(it, str) else f"({len(it)} bytes)" for it in extract(frame))
+        fields["frame"] = "".join(pieces)
     fields |= {"kept": kept} if kept else {}
     name = kind[:TEXT_CHARS_MAX] if isinstance(kind, str) else ""
     return [record.seq, record.at_ns, record.kind, name, plain(fields)]
@@ -103,11 +104,6 @@ def plain(value: Value, depth: int = 0) -> Json:
     items = [plain(item, depth + 1) for item in value[:ITEMS_MAX]]
     rest = len(value) - ITEMS_MAX
     return [*items, f"… {rest} more"] if rest > 0 else items
-
-
-def _without_base64(frame: str) -> str:
-    pieces = extract(frame)
-    return "".join(piece if isinstance(piece, str) else f"({len(piece)} bytes)" for piece in pieces)
 
 
 def _shorten(text: str) -> str:

@@ -47,7 +47,7 @@ from ..access.keys import Key
 from ..access.middleware import principal_of
 from ..media.decoder import Client, MediaDecoder
 from ..media.values import MediaError
-from ..net.http import CodedError, error_for, json_response
+from ..net.http import CodedError, bad_request, error_for, json_response
 from ..session.rate_limiter import RateLimiter
 from ..settings.settings import MIB, Settings
 from . import completions, transcriptions
@@ -79,10 +79,10 @@ _OBJECT: Final = {"realtime": "realtime.session", "transcription": "realtime.tra
 def refuse(error: FieldError | FrameError) -> NoReturn:
     """Raise the answer to a body that cannot be read."""
     if isinstance(error, FrameError):
-        raise CodedError(HTTPStatus.BAD_REQUEST, "invalid_json", error.reason) from None
+        raise bad_request("invalid_json", error.reason) from None
     path, _, _ = error.message.partition(": ")
     param = path.removeprefix("$.")
-    raise CodedError(HTTPStatus.BAD_REQUEST, str(error.code), error.message, param) from None
+    raise bad_request(str(error.code), error.message, param) from None
 
 
 def read_object(body: bytes, bytes_max: int) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def read_object(body: bytes, bytes_max: int) -> dict[str, Any]:
     try:
         return dict(parse_frame(body.decode(), bytes_max))
     except UnicodeDecodeError:
-        raise CodedError(HTTPStatus.BAD_REQUEST, "invalid_json", "this is not utf-8") from None
+        raise bad_request("invalid_json", "this is not utf-8") from None
     except FrameError as error:
         refuse(error)
 
@@ -108,7 +108,7 @@ def sign_secret(key: Key, lifetime_s: int, **claims: Any) -> tuple[str, int]:
         return secret.sign(key), secret.expires_s
     except client_secrets.SecretTooLongError as error:
         text = f"the session's settings do not fit: {error}"
-        raise CodedError(HTTPStatus.BAD_REQUEST, "invalid_payload", text, "session") from None
+        raise bad_request("invalid_payload", text, "session") from None
 
 
 class Begin(Protocol):
@@ -202,8 +202,7 @@ class OpenAIApi:
         try:
             pcm = await self._decoder.decode_speech(file, self._speech_s_max, client)
         except MediaError as error:
-            status, text = HTTPStatus.BAD_REQUEST, f"file: {error.reason}"
-            raise CodedError(status, "invalid_audio", text, "file") from None
+            raise bad_request("invalid_audio", f"file: {error.reason}", "file") from None
         return await anyio.to_thread.run_sync(to_pcm16, pcm)
 
     async def _body(self, request: Request, opening: ExitStack) -> bytes:

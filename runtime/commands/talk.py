@@ -347,27 +347,6 @@ class Devices:
         data[:] = piece.ljust(wanted, b"\0")
 
 
-@attrs.frozen
-class PlayingObserver(Observer):
-    """Plays what an observer is told, and tells it."""
-
-    _observer: Observer
-    _devices: Devices
-
-    def sent(self, unit: int, at_s: float, *, has_sound: bool) -> None:
-        """Pass it on."""
-        self._observer.sent(unit, at_s, has_sound=has_sound)
-
-    def received(self, happening: Happening) -> None:
-        """Play its sound, and pass it on."""
-        self._devices.play(happening.message)
-        self._observer.received(happening)
-
-    def connects(self, change: Reconnecting | Reconnected, at_s: float) -> None:
-        """Pass it on."""
-        self._observer.connects(change, at_s)
-
-
 def _sounddevice() -> Any:
     try:
         return import_module("sounddevice")
@@ -484,8 +463,7 @@ def talk_command(
     tally = Tally()
     view = _choose_view(as_json=as_json, is_file=file is not None)
     started_s = time.monotonic()
-    observer = view if devices is None else PlayingObserver(view, devices)
-    talking = partial(_talk, url, plan, observer, mode=mode, dialect=dialect, key=key, tally=tally)
+    talking = partial(_talk, url, plan, view, mode=mode, dialect=dialect, key=key, tally=tally)
     with devices or nullcontext():
         is_interrupted = run(talking)
     if is_interrupted and mic:  # which is how it ends

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import anyio
 import attrs
@@ -43,6 +43,9 @@ from ..client.errors import ClientError, ReportedError, SessionClosedError
 from ..client.resuming import Reconnected, Reconnecting
 from ..client.session import ClientSession, connect
 from ..client.websocket import background
+
+if TYPE_CHECKING:
+    from .talk import Devices
 
 # -- sums ------------------------------------------------------------------------------------------
 
@@ -221,16 +224,6 @@ SOUND_LEVEL_MIN: Final = 0.01
 """A second whose loudest sample is below -40 dB of full scale counts as silent."""
 
 
-class Microphone(Protocol):
-    """Sound as it is spoken."""
-
-    def forget(self) -> None:
-        """Drop what was heard so far."""
-
-    def second(self) -> bytes | None:
-        """Take the next second, float32 LE, 16 kHz mono; None before it is over."""
-
-
 @attrs.frozen(kw_only=True)
 class Plan:
     """The material of a conversation.
@@ -240,7 +233,8 @@ class Plan:
         frame: a JPEG for each second, in mode=video.
         silence_s_max: whole seconds of silence after the file, at most.
         fast: send a second as soon as the one before it was answered, not in real time.
-        microphone: what is said in place of a file, until the conversation is stopped.
+        microphone: what is said in place of a file, until the conversation is stopped; it plays
+            what the server sends.
         record: whether the server may record it.
     """
 
@@ -249,7 +243,7 @@ class Plan:
     frame: bytes | None = None
     silence_s_max: int = 10
     fast: bool = False
-    microphone: Microphone | None = None
+    microphone: Devices | None = None
     record: bool = True
 
     @cached_property
@@ -396,6 +390,8 @@ class _Conversation:
 
     async def _receive(self) -> None:
         async for message in self._session:
+            if self._plan.microphone is not None:
+                self._plan.microphone.play(message)
             self._observer.received(self._tally.received(message, self._clock()))
             match message:
                 case ms.QueueDone() if self._session.connection.gate is Gate.CONNECTED:

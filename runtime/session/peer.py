@@ -118,10 +118,6 @@ class ClientConnection:
         self._arrivals.append(_Arrival(connection, token))
         return self.tokens.give(token, used=used)
 
-    def received(self) -> None:
-        """Note that the client has its greeting: it sends on the new connection."""
-        self.tokens.forget_old()
-
     def send(self, frame: str, ready: Ready) -> None:
         """Send a frame on the connection, if there was one since the server began.
 

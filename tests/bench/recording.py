@@ -42,8 +42,7 @@ from recorder.storage.store import Store
 from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder
 from runtime.commands import interrupts
-from runtime.commands.bench import measure_units
-from runtime.commands.bench_engine import (
+from runtime.commands.bench import (
     BenchError,
     Speech,
     Times,
@@ -62,6 +61,7 @@ from runtime.session.identity import Identity, SystemIdentities
 from runtime.session.journal import Journal, OpenLog
 from tests.bench.formats import FormatName, JsonLines, Mcap, UnitFormat, Wav
 from tests.bench.gateway.material import output_second
+from tests.bench.units import measure_units
 
 # -- a session without server or model ------------------------------------------------------------
 

@@ -12,8 +12,8 @@ import attrs
 import torch
 
 from runtime.commands import interrupts
-from runtime.commands.bench import ARRIVALS
-from runtime.commands.bench_engine import (
+from runtime.commands.bench import (
+    ARRIVALS,
     SPEAKING_TOKENS,
     Arrival,
     Case,

@@ -22,7 +22,7 @@ import antiphon
 from protocol.values.messages import Listen, Speech
 from protocol.values.requests import Append, Init
 from runtime import SOURCE_TREE
-from runtime.commands.bench_engine import (
+from runtime.commands.bench import (
     DUE_S,
     MS,
     SPEAKING_TOKENS,
@@ -34,7 +34,7 @@ from runtime.commands.bench_engine import (
     machine_facts,
     sum_up,
 )
-from runtime.commands.bench_engine import Load as Said
+from runtime.commands.bench import Load as Said
 from runtime.commands.server_process import RUN, served
 from tests.gpu.backend import install
 from tests.project.evidence import keep, made

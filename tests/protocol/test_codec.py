@@ -232,9 +232,7 @@ def test_null_counts_as_absent() -> None:
     )
 
 
-APPEND: Final = Table(
-    Append, Object("a", (Field("b", INTEGER, 0, attr=DROPPED),)), lacks={"pcm": b""}
-)
+APPEND: Final = Table(Append, Object("a", Field("b", INTEGER, 0, attr=DROPPED)), lacks={"pcm": b""})
 """A message with an object in it."""
 
 

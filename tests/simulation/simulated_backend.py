@@ -91,6 +91,7 @@ def voiced(pcm: bytes) -> bytes:
 class Babble:
     """Finds speech by the clock of the sound: its content says whose it is, and nothing else."""
 
+    is_slow = False
     frame_ms = 100
     window = 3
     start = 2
@@ -319,10 +320,13 @@ class SimulatedBackend:
     def _calls_tools(self, step: Step, unit: Unit, tools: Sequence[Tool]) -> Step:
         """Call the client's tool every now and then, with the client's number; it may fail."""
         step = attrs.evolve(step, silent_s=0.0)
-        if self.dice("silent", tools[0].description, unit.index).random() < 0.05:
+        dice = self.dice("silent", tools[0].description, unit.index)
+        if dice.random() < 0.05:
             return attrs.evolve(step, silent_fails=True)
+        name = "door" if dice.random() < 0.1 else ""
+        every = 1 if dice.random() < 0.6 else unit.index + 1
         arguments = f'{{"of": "{tools[0].description}"}}'
-        return calling(arguments=arguments, at=0, every=1)(step, unit, tools)
+        return calling(name, arguments, at=0, every=every)(step, unit, tools)
 
     def _call(self, dice: Random) -> Call:
         fault = self._draw(dice, fail=self._plan.broken)

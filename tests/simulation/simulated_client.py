@@ -192,7 +192,7 @@ class Client:
         self._last = -1
         self.units: list[str] = []
         self._has_chosen = False
-        self._calls: list[ToolResult] = []
+        self._calls: list[rq.ClientMessage] = []
         self._tool_dice = Random(plan.number)
 
     # -- hearing --------------------------------------------------------------------------------
@@ -361,6 +361,8 @@ class Client:
         reason = "enough" if self.plan.dialect == "realtime" else None
         if not self.paused or self.plan.character != "pausing":
             self._say(rq.CloseRequest(reason=reason))
+            for result in self._calls:  # they are too late
+                self._say(result)
 
     async def _set_up(self) -> None:
         if self.plan.character == "garbage":
@@ -382,8 +384,12 @@ class Client:
             instructions=f"<{self.plan.number}> be brief",
             ref_audio=voice,
             config=self.plan.config,
-            tools=(Tool(name="clock", description=f"<{self.plan.number}>"),) * self._has_tools,
+            tools=self._tools * self._has_tools,
         )
+
+    @property
+    def _tools(self) -> tuple[Tool]:
+        return (Tool(name="clock", description=f"<{self.plan.number}>"),)
 
     @property
     def _has_tools(self) -> bool:
@@ -394,13 +400,16 @@ class Client:
         if f"<{self.plan.number}>" not in call.arguments:
             self._report(f"B8: client {self.plan.number} was asked for {call.arguments}")
         dice = self._tool_dice.random()
-        results = [ToolResult(call_id=call.id, output=f"<{self.plan.number}> nine")]
+        result = self._result(call.id, f"<{self.plan.number}> nine")
         if dice < 0.3:
-            self._calls.append(results[0])  # it goes with later sound
+            self._calls.append(result)  # it goes with later sound
         elif dice < 0.7:
-            unknown = ToolResult(call_id="call_000000000000", output="ten")
-            for result in results * 2 if dice < 0.5 else [*results, unknown]:
-                self._say_if_open(result)
+            unknown = self._result("call_000000000000", "ten")
+            for each in [result] * 2 if dice < 0.5 else [result, unknown]:
+                self._say_if_open(each)
+
+    def _result(self, call_id: str, output: str) -> rq.ClientMessage:
+        return ToolResult(call_id=call_id, output=output)
 
     def _say_if_open(self, message: rq.ClientMessage) -> None:
         if self._connection.gate is Gate.ACTIVE:
@@ -421,10 +430,13 @@ class Client:
                     return
                 await anyio.sleep(self._dice.random() * 3)
                 self._say(rq.Resume())
-            if self._calls:
+            is_after = self.plan.character == "forcing"
+            if self._calls and not is_after:
                 self._say_if_open(self._calls.pop(0))
             for append in self._appended():
                 self._say(append)
+            if self._calls and is_after:
+                self._say_if_open(self._calls.pop(0))
             await anyio.sleep(0 if self.plan.character == "hasty" else self._pause_s())
 
     def _pause_s(self) -> float:

@@ -20,7 +20,7 @@ from protocol.values import requests as rq
 from protocol.values.effects import DecodeMedia
 from protocol.values.limits import ANSWER_UNITS
 from protocol.values.messages import Created, Listen, QueueDone, ServerMessage, Speech
-from protocol.values.model import SAMPLE16_BYTES
+from protocol.values.model import SAMPLE16_BYTES, ToolResult
 from protocol.wire.audio import DOWN, HISTORY_BYTES, LIVE_RATE_HZ, to_float32, to_pcm16
 from runtime.media.decoder import Client as MediaClient
 from runtime.media.values import Decoded
@@ -109,22 +109,28 @@ class PiecesClient(Client):
                 await self._until(lambda: self.answers >= (self._asked or self._appends))
         if plan.dialect == "live" and plan.character != "deaf":
             self._say(rq.CloseRequest())
+            for result in self._calls:
+                self._say(result)
 
     async def _set_up(self) -> None:
         words = f"<{self.plan.number}> be brief"
         self._on_init(rq.Init(instructions=words))
         if self.plan.dialect == "live":
-            settings = lv.LiveSettings(model="scripted")
+            tools = {"delegation": "responses", "tools": self._tools}
+            settings = lv.LiveSettings(model="scripted", **tools)
             self._say(rq.Init(instructions=words, live=settings))
         else:
             how: Any = {"creates": self._dice.random() < 0.8, "silence_ms": 200}
-            self._say(oa.Configure(instructions=words, detection=oa.TurnDetection(**how)))
+            found = oa.TurnDetection(**how)
+            self._say(oa.Configure(instructions=words, detection=found, tools=self._tools))
         if self.plan.character != "hasty":
             await self._until(lambda: self.has_heard(Created))
 
     async def _speak(self, number: int) -> None:
         """Send a second in pieces, and some speech."""
         dice, plan = self._dice, self.plan
+        if self._calls and plan.character != "forcing":
+            self._say_if_open(self._calls.pop(0))
         sound = to_pcm16(mark(plan.number, number, LIVE_RATE_HZ))
         if dice.random() < 0.4:
             samples = np.frombuffer(sound, "<i2").copy()
@@ -141,6 +147,14 @@ class PiecesClient(Client):
         self._appends += 1
         if plan.character == "forcing":
             self._say(self._interruption())
+            if self._calls:
+                self._say_if_open(self._calls.pop(0))
+
+    def _result(self, call_id: str, output: str) -> rq.ClientMessage:
+        result = ToolResult(call_id=call_id, output=output)
+        if self.plan.dialect == "live":
+            return result
+        return oa.CreateItem(item=oa.Item(role="user", call=result))
 
     def _interruption(self) -> rq.ClientMessage:
         if self.plan.dialect == "live":

@@ -73,6 +73,10 @@ class Grant:
     until_ns: int | None = None
 
 
+_RESULTS: Final = ('"input.tool_result"', '"function_call_output"')
+"""What the frame of a tool's result has."""
+
+
 class Rules:
     """All sessions of a server, watched.
 
@@ -196,6 +200,7 @@ class WatchedSession:
         self._turn: int | None = None
         self._in_session = self._in_turn = False
         self._cleanup_fired = False
+        self._place_of_result = "between units"
         self.ended_ns: int | None = None
         self.closed_s: float | None = None
         self.is_over = False
@@ -266,6 +271,31 @@ class WatchedSession:
         self._rules.seen["condemned"] += hang
         is_fast = isinstance(event, ev.Rebuilt) and bool(event.batches)
         self._rules.seen["rebuilt fast"] += is_fast
+        self._note_result(event, effects)
+
+    def _note_result(self, event: ev.Event, effects: tuple[ef.Effect, ...]) -> None:
+        """Count the results of tools by where they come."""
+        match event:
+            case ev.FrameReceived(frame=frame) if any(word in str(frame) for word in _RESULTS):
+                place = self._place_of_result
+                if self.ended_ns is not None:
+                    place = "after the end"
+                elif self._limits.rebuild is not None:
+                    place = "after a lost worker"
+                self._rules.seen[f"result {place}"] += 1
+                if place == "after a resume":
+                    self._place_of_result = "between units"
+            case ev.PeerAttached():
+                self._place_of_result = "after a resume"
+            case ev.UnitDone():
+                self._place_of_result = "amid a silent part"
+            case ev.FinalizeDone():
+                self._place_of_result = "between units"
+        for effect in effects:
+            if isinstance(effect, ef.StartUnit):
+                self._place_of_result = "amid a unit"
+            elif isinstance(effect, ef.Interrupt):
+                self._place_of_result = "after an interrupt"
 
     # -- the rules ------------------------------------------------------------------------------
 

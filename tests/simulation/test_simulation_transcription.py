@@ -182,6 +182,7 @@ def test_a_backend_that_cannot_take_it_costs_the_utterance() -> None:
     on_virtual_time(body)
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_ten_minutes_replay_and_stay_small(tmp_path: Path, seed: int) -> None:

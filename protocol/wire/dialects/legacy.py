@@ -16,7 +16,7 @@ from ...values import requests as rq
 from ...values.errors import ErrorCode, LocalProtocolError
 from .. import kinds as k
 from ..dialects import shared
-from ..table import Field, Row, Table, computed
+from ..table import Field, Row, Table, computed, optional
 from .base import Dialect, Json
 from .chat import MADE_CALLS, ask_rows
 
@@ -313,11 +313,11 @@ _PREPARE: Final = Table(
     shared.config("config", rank=1),
     Field("max_slice_nums", shared.SLICES, 1, rank=2),
     Field("system_prompt", shared.PROMPT, "", attr="instructions", also=("prefix_system_prompt",)),
-    Field("ref_audio_base64", k.VOICE_OR_NAME, None, attr="ref_audio", omit=True),
+    optional("ref_audio_base64", k.VOICE_OR_NAME, attr="ref_audio"),
     shared.setting(
         "ref_audio_path", k.VOICE_BY_NAME, None, attr="ref_audio", after="ref_audio_base64"
     ),
-    Field("tts_ref_audio_base64", k.VOICE, None, attr="tts_ref_audio", omit=True),
+    optional("tts_ref_audio_base64", k.VOICE, attr="tts_ref_audio"),
     shared.slices_once("config"),
     Field("deferred_finalize", k.FLAG, True, attr="config.deferred_finalize", rank=1),
     *shared.ASKED,
@@ -327,7 +327,7 @@ _REQUESTS: Final = {
     rq.Request.INIT: _PREPARE,
     rq.Request.APPEND: Table(
         rq.Append,
-        Field("audio", k.heard(1), attr="pcm", also=("audio_base64",)),
+        Field("audio", k.input_sound(1), attr="pcm", also=("audio_base64",)),
         shared.frames("frame_base64_list"),
         shared.FORCE_LISTEN,
         shared.APPEND_SLICES,
@@ -342,9 +342,7 @@ _REQUESTS: Final = {
         tag={"type": "video_frame"},
     ),
     rq.Request.PAUSE: Table(
-        rq.Pause,
-        Field("timeout", PAUSE_S, None, attr="timeout_s", omit=True),
-        tag={"type": "pause"},
+        rq.Pause, optional("timeout", PAUSE_S, attr="timeout_s"), tag={"type": "pause"}
     ),
     rq.Request.RESUME: Table(rq.Resume, tag={"type": "resume"}),
     rq.Request.INTERRUPT: Table(rq.Interrupt, tag={"type": "interrupt"}),

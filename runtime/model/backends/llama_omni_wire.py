@@ -210,17 +210,15 @@ _PCM: Final = attrs.evolve(
 _ID: Final = text(ID_CHARS_MAX, 1)
 _METRICS: Final = Object(
     "metrics",
-    (
-        Field("prefill_ms", _US, 0, attr="prefill_us"),
-        Field("generate_ms", _US, 0, attr="generate_us"),
-        Field("cost_llm_ms", _US, 0, attr="llm_us"),
-        Field("cost_tts_ms", _US, 0, attr="tts_us"),
-        Field("cost_token2wav_ms", _US, 0, attr="token2wav_us"),
-        Field("kv_cache_length", _COUNT, None, attr="kv_length"),
-        Field("n_tokens", _COUNT, None, attr="tokens"),
-        Field("vision_slices", _COUNT, 0),
-        Field("vision_tokens", _COUNT, 0),
-    ),
+    Field("prefill_ms", _US, 0, attr="prefill_us"),
+    Field("generate_ms", _US, 0, attr="generate_us"),
+    Field("cost_llm_ms", _US, 0, attr="llm_us"),
+    Field("cost_tts_ms", _US, 0, attr="tts_us"),
+    Field("cost_token2wav_ms", _US, 0, attr="token2wav_us"),
+    Field("kv_cache_length", _COUNT, None, attr="kv_length"),
+    Field("n_tokens", _COUNT, None, attr="tokens"),
+    Field("vision_slices", _COUNT, 0),
+    Field("vision_tokens", _COUNT, 0),
     attr="metrics",
 )
 _ANSWER: Final = (Field("response_id", _ID, None), _METRICS)

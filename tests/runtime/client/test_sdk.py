@@ -466,7 +466,7 @@ async def test_whatever_a_function_returns_is_a_result(returns: Any, output: str
     said: list[Any] = []
 
     class Raw:
-        async def say(self, message: Any) -> None:
+        async def send(self, message: Any) -> None:
             said.append(message)
 
     call = antiphon.ToolCall(id="call_1", name="clock", arguments="{}")

@@ -164,6 +164,7 @@ SHAPES = (
 )
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("change", SHAPES)
 def test_models_of_odd_shapes_are_warmed_up(
     change: dict[str, Any], caplog: pytest.LogCaptureFixture

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import anyio
 import attrs
+import numpy as np
 import pytest
 
 from protocol.values.limits import INPUTS_MAX
 from protocol.values.model import (
+    ChatConfig,
     DuplexConfig,
     Finalized,
     Opening,
@@ -26,8 +29,8 @@ from runtime.model.backends.base import SILENT_STEPS_MIN, BackendRefused, CallsT
 from runtime.model.backends.minicpmo import session as session_module
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
-from runtime.model.backends.minicpmo.sampling import draws
-from runtime.model.backends.minicpmo.slots import EVENTS_MAX, FILE, GRAMMAR, OPEN, TOO_LONG
+from runtime.model.backends.minicpmo.sampling import Candidates, decide_chat, draws
+from runtime.model.backends.minicpmo.slots import EVENTS_MAX, FILE, GRAMMAR, NEW, OPEN, TOO_LONG
 from runtime.model.backends.minicpmo.work import Feed, Work
 from runtime.model.engine.backend import EngineBackend
 from tests.models import random_model
@@ -312,6 +315,39 @@ def test_a_model_of_the_older_layout_has_no_tools(checkpoint: Path) -> None:
     assert "slots" not in older.info.fingerprint
     with opener(older, 1) as open_one, pytest.raises(BackendRefused, match="model has none"):
         open_one(opening())
+
+
+def test_a_checkpoint_may_keep_the_older_layout_for_sessions_without_tools(tmp_path: Path) -> None:
+    """What it has learnt in that would be lost, and its context would be full sooner."""
+    folder = random_model.write_checkpoint(tmp_path, IN_SLOTS)
+    path = folder / FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), "always": False}))
+    both = DuplexModel.load(folder, slots=2)
+    assert both.info.duplex_tools
+    plain = random_model.opening(1)
+    with opener(both, 1) as open_one:
+        session = open_one(plain)
+        fed = [index for result, made in run(session) for index in (*result.fed_ids, *made.fed_ids)]
+        assert not session.opened.takes_events
+    assert not set(fed) & set(both.tokens.unchatted)
+    with opener(both, 1) as open_one:
+        session = open_one(opening())
+        assert session.opened.takes_events
+        assert run(session, 1)[0][1].silent is not None
+
+
+def test_no_answer_of_chat_has_a_token_of_the_layout(model: DuplexModel) -> None:
+    """Its weights decide them in sessions only, and their text is nothing."""
+    tokens = model.tokens
+    logits = np.zeros(tokens.size)
+    logits[list(tokens.unchatted)] = 9.0
+    for spoken in (True, False):
+        chosen = decide_chat(
+            Candidates(values=logits.copy()), (), 0.5, ChatConfig(), tokens, spoken=spoken
+        )
+        assert chosen not in tokens.unchatted
+    assert tokens.slots is not None
+    assert set(tokens.slots.of(*NEW)) <= set(tokens.unchatted)
 
 
 def test_no_token_of_the_layout_is_text(model: DuplexModel) -> None:

@@ -237,6 +237,7 @@ def world() -> World:
     )
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("task", TASKS)
 def test_turns_never_overlap(world: World, task: str) -> None:
     """Training would ask for two answers at once."""

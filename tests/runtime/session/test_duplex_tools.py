@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from protocol.values.limits import (
     TEXTS_A_SECOND,
     TOOLS_MAX,
 )
-from protocol.values.model import Span, Unit, UnitInput
+from protocol.values.model import Opened, Span, Unit, UnitInput
 from recorder.format.format import SUFFIX
 from recorder.format.records import Record
 from recorder.format.steps import steps
@@ -36,6 +37,7 @@ from tests.sessions.in_memory import (
     World,
     append_frame,
     close_frame,
+    init_frame,
     on_virtual_time,
     world,
 )
@@ -526,6 +528,27 @@ def test_a_wrong_result_is_refused_by_name(frame: str, words: str, tmp_path: Pat
         await peer.over()
 
     assert fed(run(play, tmp_path, is_full=False)) == {}
+
+
+def test_a_session_without_a_place_for_events_refuses_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its model would never be fed what the client was told is kept."""
+    opened = partial(Opened, takes_events=False)
+    monkeypatch.setattr("runtime.model.backends.scripted.Opened", opened)
+
+    async def play(server: World) -> None:
+        peer = server.connect("audio")
+        await peer.heard("session.queue_done")
+        peer.send(init_frame())
+        await peer.heard("session.created")
+        peer.send(json.dumps({"type": "input.standalone", "content": "rain"}))
+        error = await peer.heard("error")
+        assert error["error"]["message"] == "this server's model takes no events"
+        peer.send(close_frame())
+        await peer.over()
+
+    run(play, tmp_path)
 
 
 def test_many_tools_are_refused_and_the_client_may_ask_again(tmp_path: Path) -> None:

@@ -11,7 +11,13 @@ import pytest
 from click.testing import CliRunner
 
 from protocol.values.events import Endpoint
-from protocol.values.limits import CALL_RESULT_S, CALLS_OPEN_MAX, INPUT_CHARS_MAX, INPUTS_MAX
+from protocol.values.limits import (
+    CALL_RESULT_S,
+    CALLS_OPEN_MAX,
+    INPUT_CHARS_MAX,
+    INPUTS_MAX,
+    REFUSALS_FED_MAX,
+)
 from protocol.values.model import Opening, Span, Unit
 from recorder.format.format import SUFFIX
 from recorder.read.reader import read
@@ -611,6 +617,31 @@ def test_a_model_is_told_of_a_refused_call_while_its_client_is_silent(
 
     inputs = fed(run(play, tmp_path, is_full=False, backend={"calls": calling("door")}))
     assert inputs == {3: (started("t1"), result("t1", "error: there is no tool of this name"))}
+
+
+@pytest.mark.parametrize("setting_up", [(arrive, append), (come, pour)], ids=["openai", "omni"])
+def test_refused_calls_keep_no_silent_session_busy(
+    setting_up: tuple[Any, Any], tmp_path: Path
+) -> None:
+    """A model that calls what is not there, second by second, ran for as long as it was open."""
+    begin, send = setting_up
+
+    async def play(server: World) -> None:
+        peer = await begin(server)
+        await send(peer, 3)
+        await anyio.sleep(60)
+        silence.append(len(peer.events))
+        await anyio.sleep(60)
+        silence.append(len(peer.events))
+        await send(peer, 1)
+        await anyio.sleep(5)
+        await leave(server, peer)
+
+    silence = list[int]()
+    calls = calling("door", at=0, every=1)
+    inputs = fed(run(play, tmp_path, is_full=False, backend={"calls": calls}))
+    assert silence[0] == silence[1]
+    assert REFUSALS_FED_MAX + 3 < len(inputs) < 60
 
 
 # -- tools that the model refuses -----------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 
 from recorder.write.log import Loop, SessionLog
 from recorder.write.writer import Durability, Recorder, RecorderPolicy
-from runtime.commands.bench_engine import load_speech
+from runtime.commands.bench import load_speech
 from runtime.session.identity import SystemIdentities
 from tests.bench.recording import Talker, make_unit
 from tests.recorder.test_samples import PATH, MemoryDisk, record

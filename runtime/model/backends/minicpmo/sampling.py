@@ -451,6 +451,7 @@ def decide_chat(
     if spoken:
         allowed = tokens.endings.union(tokens.tool_marks.values() if calls else ())
         logits.forbid([index for index in tokens.forbidden if index not in allowed])
+    logits.forbid(tokens.unchatted)
     logits.forbid_from(tokens.size)
     if len(generated) < config.min_new_tokens:
         logits.forbid(sorted(tokens.endings))

@@ -65,7 +65,9 @@ class SteppedSession:
     """One session in one slot, which must be empty; its generators never overlap."""
 
     def __init__(self, machine: Machine, tokens: Tokens, opening: md.Opening, slot: int) -> None:
-        self._machine, self._tokens, self._opening = machine, tokens, opening
+        self._machine, self._opening = machine, opening
+        self._tokens = tokens.for_session(opening.tools)
+        self._takes_events = self._tokens is tokens
         self._slot = slot
         self._slicing = Slicing.of(machine.config.vision)
         self._setting: Setting
@@ -114,7 +116,11 @@ class SteppedSession:
         )
         self._state = states.SessionState(layout=filled.layout, length=filled.layout.length)
         self._before, self._phase = self._state, "ready"
-        self.opened = md.Opened(prompt_length=self._state.length, fed_ids=filled.fed_ids)
+        self.opened = md.Opened(
+            prompt_length=self._state.length,
+            fed_ids=filled.fed_ids,
+            takes_events=self._takes_events,
+        )
         return self.opened
 
     def look(self, unit: md.Unit) -> Pictures:

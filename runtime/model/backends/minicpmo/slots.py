@@ -3,9 +3,9 @@
     <unit> [user_video] [user_audio] [input_event] ai_spoken ai_non_spoken </unit>
 
 A checkpoint has this layout if its tokenizer has the 24 tokens of `NEW`, with consecutive ids; it
-is then that of every duplex session, with tools or without. It is the layout in which the makers'
-package lays out training data (`minicpm-o5-sdk` 0.0.6): no weights are published yet, so what is
-their serving code's choice may turn out to be another one. Nothing here computes.
+is then that of every duplex session, or of those with tools (`Policy.always`). The makers' package
+lays out training data so (`minicpm-o5-sdk` 0.0.6): no weights of theirs are published yet, and what
+their serving code chooses may turn out to differ. Nothing here computes.
 
 *Speech.* A unit listens (`<|listen|>`), or it speaks: `<|speak|>`, text or `<|tts_pad|>`, at the
 end of a turn `<|turn_eos|>`, then `<|chunk_eos|>`. A turn ends before the model listens again.
@@ -157,6 +157,7 @@ class Policy:
         listening, speaking: budgets of the silent part in tokens, of the first unit of a phase, of
             its second, and so on; the last one is repeated.
         thinks: False: an empty thought is fed where a silent part begins.
+        always: False: a session without tools has the older layout, which the checkpoint knows too.
         before, after: the words around the list of tools; None: those of the makers' package.
     """
 
@@ -164,6 +165,7 @@ class Policy:
     listening: tuple[int, ...] = attrs.field(default=45, converter=_budget)
     speaking: tuple[int, ...] = attrs.field(default=25, converter=_budget)
     thinks: bool = attrs.field(default=True, validator=attrs.validators.instance_of(bool))
+    always: bool = attrs.field(default=True, validator=attrs.validators.instance_of(bool))
     before: str | None = attrs.field(default=None, validator=_IS_TEXT)
     after: str | None = attrs.field(default=None, validator=_IS_TEXT)
 

@@ -12,6 +12,7 @@ Qwen3's (`<tool_call>`, `<tool_response>`), has no tools here.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,8 @@ from typing import Any, Final
 
 import attrs
 from tokenizers import Tokenizer
+
+from protocol.values.model import Tool
 
 from .slots import NEW, OLDER, Slots, read_policy
 
@@ -144,7 +147,8 @@ class Tokens:
         terminators: ids that end a unit.
         endings: ids that end a chat answer.
         tools: the words that offer tools; None if the checkpoint's chat template has none.
-        tool_marks: the ids of the marks of tools that are tokens.
+        tool_marks: the ids of the marks of tools that are tokens in chat: special ones are not.
+        unchatted: the ids that an answer of chat never has: those of slots only.
         slots: the layout of units in which the model calls tools; None: it has the older one.
     """
 
@@ -177,11 +181,23 @@ class Tokens:
         endings = (self.chat.tts_eos, self.ids.im_end, self.chat.end)
         self.endings: frozenset[int] = frozenset(index for index in endings if index is not None)
         self.tools = read_tool_words(folder)
-        marks = {name: token_id(name) for name in TOOL_MARKS}
-        self.tool_marks = {name: index for name, index in marks.items() if index is not None}
+        added = self._tokenizer.get_added_tokens_decoder()
+        marks = {name: index for name in TOOL_MARKS if (index := token_id(name)) is not None}
+        special = {index for index in marks.values() if index in added and added[index].special}
+        self.tool_marks = {name: index for name, index in marks.items() if index not in special}
         self.slots = self._slots(raw, folder)
+        self.unchatted: tuple[int, ...] = ()
         if self.slots is not None:
             self.control |= self.slots.control
+            self.unchatted = tuple(sorted({*self.slots.of(*NEW), *special}))
+
+    def for_session(self, tools: Sequence[Tool]) -> Tokens:
+        """Itself, or without slots for a session whose units have the older layout."""
+        if tools or self.slots is None or self.slots.policy.always:
+            return self
+        older = copy.copy(self)
+        older.slots, older.forbidden = None, tuple(sorted({*self.forbidden, *self.unchatted}))
+        return older
 
     def _slots(self, raw: str, folder: Path) -> Slots | None:
         ids = {name: self.find(name) for name in (*NEW, *OLDER)}

@@ -130,6 +130,7 @@ def caller(number: int, units: int, voice: int | None = None, **befalls: Any) ->
 # -- alone and in company --------------------------------------------------------------------------
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("count", "units"), sample([(2, 7), (5, 5), (16, 6)], [(2, 7), (16, 3)]))
 def test_a_session_sounds_the_same_alone_and_in_company(
     model: DuplexModel, count: int, units: int
@@ -479,6 +480,7 @@ HOSTILE: Final[dict[str, tuple[Callable[[Path], None], str]]] = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("spoil", "says"), HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_folder_is_refused_by_name(
     changed: Path, spoil: Callable[[Path], None], says: str, capfd: pytest.CaptureFixture[str]
