@@ -133,7 +133,8 @@ def grown(model: DuplexModel, say: Say) -> dict[str, dict[str, float]]:
         return found
 
     (load,) = (load for name, load in loads(GROWN_S[-1]) if name == "speaking audio")
-    return interrupts.run(grow, load, min(GROWN, model.info.slots))
+    count = min(GROWN, machine.llm.positions // machine.llm.capacity)
+    return interrupts.run(grow, load, count)
 
 
 def rebuilt(model: DuplexModel, say: Say) -> list[dict[str, Any]]:
