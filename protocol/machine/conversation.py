@@ -231,14 +231,16 @@ class Conversation:
             self.begin_reply(speech)
         assert self.reply is not None
         held, made = speech.metrics.kv_cache_length, speech.metrics.n_tokens
-        tokens = self.reply.output_tokens + made
-        if not self.reply.output_tokens and self.step.behaves(RESPONSE_OPTIONS):
-            self.reply = attrs.evolve(self.reply, input_tokens=max(held - made, 0))
-        self.reply = attrs.evolve(self.reply, output_tokens=tokens)
-        self.words += speech.text
-        before = self.reply.ends[-1][0] if self.reply.ends else 0
+        reply, self.words = self.reply, self.words + speech.text
+        is_first = not reply.output_tokens and self.step.behaves(RESPONSE_OPTIONS)
+        before = reply.ends[-1][0] if reply.ends else 0
         end = before + len(speech.pcm) // SAMPLE_BYTES, len(self.words)
-        self.reply = attrs.evolve(self.reply, ends=(*self.reply.ends, end))
+        self.reply = attrs.evolve(
+            reply,
+            input_tokens=max(held - made, 0) if is_first else reply.input_tokens,
+            output_tokens=reply.output_tokens + made,
+            ends=(*reply.ends, end),
+        )
         if self.reply.modality == "audio" and (speech.text or speech.pcm):
             coding = self.settings.output_format
             pcm = self.sound.to_rate(speech.pcm, rate_of(coding))

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
@@ -57,6 +58,7 @@ class Step:
     Attributes:
         opened: the session's first event: its ids, seed and limits.
         limits: the limits of the session; a fork has its own (`reopen`).
+        do: appends an effect.
         is_forking: the model is to be brought to the past of another session.
         media: the number of the next `DecodeMedia`.
     """
@@ -67,9 +69,10 @@ class Step:
     effects: list[ef.Effect] = attrs.Factory(list)
     media: int = 0
     limits: SessionLimits = attrs.field(init=False)
+    do: Callable[[ef.Effect], None] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.limits = self.opened.limits
+        self.limits, self.do = self.opened.limits, self.effects.append
 
     def reopen(self, opened: ev.ConnectionOpened) -> None:
         """Begin again, as the fork of a session."""
@@ -78,10 +81,6 @@ class Step:
     def behaves(self, change: int) -> bool:
         """Whether the session includes a change of behaviour (`behaviour`)."""
         return self.opened.behaviour >= change
-
-    def do(self, effect: ef.Effect) -> None:
-        """Append an effect."""
-        self.effects.append(effect)
 
     def decode(self, kind: ef.MediaKind, data: bytes, **how: int) -> int:
         """Request `DecodeMedia`; returns the media's number."""

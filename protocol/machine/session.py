@@ -154,7 +154,8 @@ class Session:
         step, slot = self.kind.step, self.kind.slot
         if self.peer.is_closed:
             self.is_finished = slot.lease is None and not slot.is_waiting
-        effects, step.effects = tuple(step.effects), []
+        effects = tuple(step.effects)
+        step.effects.clear()
         return effects
 
     def _hand_over(self, item: ev.Event | rq.ClientMessage) -> None:

@@ -162,27 +162,6 @@ def encode_base64(data: bytes) -> str:
     return pybase64.b64encode_as_string(data)
 
 
-def decode_base64(
-    path: str, text: str, *, line_breaks: bool = False, data_url: bool = False
-) -> bytes:
-    """Read strict base64: standard alphabet, correct padding, no white space; else `FieldError`.
-
-    `line_breaks` allows CR and LF anywhere in it (RFC 2045, 6.8), `data_url` the head of a data URL
-    before it, of any media type. `path` is for the error.
-    """
-    try:
-        return pybase64.b64decode(text, validate=True)
-    except ValueError:
-        head = DATA_URL.match(text) if data_url else None
-        if head is not None:
-            return decode_base64(path, text[head.end() :], line_breaks=line_breaks)
-        if line_breaks:  # rarely there, so looked for only now
-            joined = text.replace("\r", "").replace("\n", "")
-            with suppress(ValueError):
-                return pybase64.b64decode(joined, validate=True)
-        raise invalid(path, f"{kind_of(text)} that is not base64") from None
-
-
 def check_pcm(
     path: str, pcm: bytes, samples_min: int, samples_max: int, *, compares: bool = False
 ) -> bytes:
@@ -330,8 +309,24 @@ class Value:
         )
 
     def binary(self, *, line_breaks: bool = False, data_url: bool = False) -> bytes:
-        """Read strict base64; `line_breaks` and `data_url` as in `decode_base64`."""
-        return decode_base64(self.path, self.text(), line_breaks=line_breaks, data_url=data_url)
+        """Read strict base64: standard alphabet, correct padding, no white space.
+
+        `line_breaks` allows CR and LF anywhere in it (RFC 2045, 6.8), `data_url` the head of a data
+        URL before it, of any media type.
+        """
+        text = self.text()
+        try:
+            return pybase64.b64decode(text, validate=True)
+        except ValueError:
+            head = DATA_URL.match(text) if data_url else None
+            if head is not None:
+                rest = Value(path=self.path, value=text[head.end() :])
+                return rest.binary(line_breaks=line_breaks)
+            if line_breaks:  # rarely there, so looked for only now
+                joined = text.replace("\r", "").replace("\n", "")
+                with suppress(ValueError):
+                    return pybase64.b64decode(joined, validate=True)
+            raise invalid(self.path, f"{kind_of(text)} that is not base64") from None
 
     def pcm(
         self, samples_min: int = APPEND_SAMPLES_MIN, samples_max: int = APPEND_SAMPLES_MAX

@@ -329,7 +329,11 @@ def compact_command(*, logs: tuple[Path, ...], output: Path | None, as_json: boo
         "saved_bytes": saved_bytes,
         "logs": [attrs.asdict(it) for it in done],
     }
-    lines = [_compaction_line(it) for it in done[:ROWS_MAX]] + _more(len(done))
+    lines = []
+    for it in done[:ROWS_MAX]:
+        sizes = f"  {show_bytes(it.before_bytes)} -> {show_bytes(it.after_bytes)}"
+        lines.append(f"{it.log}: {it.result}{sizes if it.result == 'compacted' else ''}")
+    lines += _more(len(done))
     share = saved_bytes / before_bytes if before_bytes else 0.0
     saved = f"{show_bytes(saved_bytes)} of {show_bytes(before_bytes)} saved ({share:.1%})"
     lines.append(f"{_counted(Counter(it.result for it in done))}; {saved}")
@@ -374,11 +378,6 @@ def _replace(log: Path, watch: Watch) -> Compacted | None:
         part.replace(log)
     Disk().sync_directory(log.parent)
     return made
-
-
-def _compaction_line(it: Compaction) -> str:
-    sizes = f"  {show_bytes(it.before_bytes)} -> {show_bytes(it.after_bytes)}"
-    return f"{it.log}: {it.result}{sizes if it.result == 'compacted' else ''}"
 
 
 # -- prune -----------------------------------------------------------------------------------------

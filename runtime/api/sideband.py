@@ -30,7 +30,7 @@ from protocol.values.record_names import RECORD_NAMES
 from protocol.values.requests import AppendSound, Request
 from protocol.values.utf8 import Frame
 from protocol.wire.audio import LIVE_RATE_HZ, Resampler, to_pcm16
-from protocol.wire.codec import Context, decode_base64, encode_base64, parse_frame
+from protocol.wire.codec import Context, Value, encode_base64, parse_frame
 from protocol.wire.dialects import LIVE, live
 from protocol.wire.dialects.base import refusal
 from protocol.wire.dialects.shared import SESSION_CLOSED, SESSION_REPLACED, SESSION_RESUMABLE
@@ -116,7 +116,7 @@ class Sideband:
         self._seconds += 1
         if not is_new:
             return []
-        sound = decode_base64("$.delta", orjson.loads(frame)["delta"])
+        sound = Value(path="$.delta", value=orjson.loads(frame)["delta"]).binary()
         delta = encode_base64(to_pcm16(self._model.take(sound)))
         place = {"start_ms": start_ms, "end_ms": start_ms + MS_PER_S}
         return [_written({"type": live.OUTPUT_AUDIO, "delta": delta, **place})]

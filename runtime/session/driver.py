@@ -469,7 +469,8 @@ class Driver:
         session = self.session
         assert session is not None
         if isinstance(event, ev.FrameReceived):
-            if session.early_bytes == 0 and not self._has_room(len(event.frame or b"")):
+            is_early = session.peer.state is State.QUEUED and session.early_bytes == 0
+            if is_early and not self._has_room(len(event.frame or b"")):
                 event = attrs.evolve(event, has_room=False)
             event = session.shortened(event)
         self._journal.append_event(event)
