@@ -216,9 +216,8 @@ async def test_a_flood_beyond_the_bound_is_cut_off_unheard(clock: MockClock) -> 
         await wait_all_tasks_blocked(SETTLE_S)
         clock.rate = 1.0
         ends = [await read_now(stream) for stream in streams]
-        refused = sum(end.startswith(b"HTTP/1.1 503 ") for end in ends)
-        assert 64 <= refused < 128  # those refused early may have left by then
-        assert sum(end == b"cut off" for end in ends) == 200 - refused - 1
+        assert sum(end.startswith(b"HTTP/1.1 503 ") for end in ends) == 64
+        assert sum(end == b"cut off" for end in ends) == 200 - 64 - 1
         for stream in streams:
             await stream.aclose()
 
