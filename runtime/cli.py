@@ -112,7 +112,7 @@ MOVED: Final = MappingProxyType(
         "help": "antiphon --help",
     }
 )
-"""What is meant by words that are no commands, or not any more."""
+"""What replaces words that were commands, or are taken for commands."""
 WITHIN: Final = MappingProxyType({"recordings": RECORDINGS, "workers": WORKERS, "dev": DEV})
 """The groups whose commands may be named without the group's name, by mistake."""
 EXIT_BY_SIGNAL: Final = 128
