@@ -34,7 +34,7 @@ import zstandard
 from .format import format as layout
 from .format.blobs import EXACT_16, RAW, cut_of, pack_flac
 from .format.blocks import FIN_FIELDS, LEVEL, Batch, Chain, Compressor, Frame
-from .format.encoding import Framed, RecordEncoder, to_json
+from .format.encoding import Framed, RecordEncoder, header_json
 from .format.errors import FormatError, LogUnsound, RecorderError
 from .format.expansion import Expansion, header_cost
 from .format.records import Fields, Record, Value
@@ -272,11 +272,8 @@ def survey(path: Path, *, salvage: bool = False, watch: Watch = lambda _: None) 
         raise NotRecoverable("a server is writing it")
     found = Survey(salvage=salvage)
     with LogReader(path) as reader:
-        left_bytes = reader.tail_bytes
-        for item in reader:
+        for item in reader.watched(watch):
             found.note(item)
-            watch(left_bytes - reader.tail_bytes)
-            left_bytes = reader.tail_bytes
         found.tail_bytes = reader.tail_bytes
     is_whole = not found.damage_count and not found.tail_bytes and found.fin is not None
     found.is_sound = is_whole and verify(path).state == "finished"
@@ -377,13 +374,9 @@ class _Copier:
             self._head = header + bytes(area)
         stored = parse(header, area)
         start = layout.frame_record(header, len(area))
-        framed = Framed(
-            pieces=[start, area],
-            framed_bytes=len(start) + len(area),
-            cost=self._costs.of(stored, header),
-            has_samples=any(len(entry) == 3 and entry[0] != RAW for entry in stored.table),
-        )
-        self.writer.put(stored.record, framed)
+        has_samples = any(len(entry) == 3 and entry[0] != RAW for entry in stored.table)
+        size, cost = len(start) + len(area), self._costs.of(stored, header)
+        self.writer.put(stored.record, Framed([start, area], size, cost, has_samples))
 
     def _fill(self, next_seq: int) -> None:
         lost = next_seq - self.writer.next_seq
@@ -493,24 +486,13 @@ class _Packer:
             codec, blob = self._pack(codec, stored.area[start : start + stored_len])
             table.append([codec, length, len(blob)])
             blobs.append((codec, blob))
-        record = stored.record
-        header = {
-            "at_ns": record.at_ns,
-            "blobs": table,
-            "fields": record.fields,  # still encoded
-            "kind": record.kind,
-            "seq": record.seq,
-            "version": stored.version,
-        }
         area_bytes = sum(len(blob) for _, blob in blobs)
-        json_header = to_json(header)
-        head = layout.frame_record(json_header, area_bytes)
-        return Framed(
-            pieces=[head, *(piece for codec, blob in blobs for piece in _pieces(codec, blob))],
-            framed_bytes=len(head) + area_bytes,
-            cost=self._costs.of(stored, json_header),
-            has_samples=any(codec != RAW for codec, _ in blobs),
-        )
+        fields = stored.record.fields  # still encoded
+        header = header_json(stored.record, table, fields, stored.version)
+        head = layout.frame_record(header, area_bytes)
+        pieces = [head, *(piece for codec, blob in blobs for piece in _pieces(codec, blob))]
+        has_samples = any(codec != RAW for codec, _ in blobs)
+        return Framed(pieces, len(head) + area_bytes, self._costs.of(stored, header), has_samples)
 
     def _pack(self, codec: int, stored: memoryview) -> tuple[int, layout.Piece]:
         if codec != EXACT_16:

@@ -120,7 +120,7 @@ class SetupLine:
     in_b: str
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class DiffReport:
     """Two sessions compared.
 
@@ -199,20 +199,13 @@ def compare(head_a: Fields, items_a: Items, head_b: Fields, items_b: Items) -> D
         is_other = are_answered and first.logits_hash != second.logits_hash
         if is_other and logits_changed is None:
             logits_changed = first.index
-    note(_end_parting(a.story, b.story))
-    return DiffReport(
-        a=a.facts(),
-        b=b.facts(),
-        setup=tuple(_setup(a, b)),
-        compared=counts["compared"],
-        same=counts["same"],
-        only_a=counts["only_a"],
-        only_b=counts["only_b"],
-        first=partings[0] if partings else None,
-        partings=tuple(partings),
-        parting_count=counts["partings"],
-        logits_changed=logits_changed,
-    )
+    ends = a.story.end.reason, b.story.end.reason
+    if None not in ends and ends[0] != ends[1]:
+        note(_bare("end", Difference("reason", str(ends[0]), str(ends[1]))))
+    compared = (counts["compared"], counts["same"], counts["only_a"], counts["only_b"])
+    found = (partings[0] if partings else None, tuple(partings), counts["partings"])
+    setup = tuple(_setup(a, b))
+    return DiffReport(a.facts(), b.facts(), setup, *compared, *found, logits_changed)
 
 
 class _Reading:
@@ -309,13 +302,6 @@ def _opening_parting(a: SessionStory, b: SessionStory) -> Parting | None:
         shown = [NOTHING if one.prepared is None else "opened" for one in (a, b)]
         found = Difference(path="opened", recorded=shown[0], came_out=shown[1])
     return None if found is None else _bare("opening", found)
-
-
-def _end_parting(a: SessionStory, b: SessionStory) -> Parting | None:
-    ends = a.end.reason, b.end.reason
-    if ends[0] is None or ends[1] is None or ends[0] == ends[1]:
-        return None
-    return _bare("end", Difference(path="reason", recorded=ends[0], came_out=ends[1]))
 
 
 def _bare(what: Literal["opening", "end"], found: Difference) -> Parting:

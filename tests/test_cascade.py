@@ -500,6 +500,9 @@ def test_a_served_conversation_replays_or_says_why_not(
 # -- in a browser ----------------------------------------------------------------------------------
 
 
+UNSEEN: Final = (SENTENCES[3], SENTENCES[4], SENTENCES[8])
+
+
 @pytest.mark.soak
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to show a page in")
 def test_a_conversation_through_the_console(tmp_path: Path) -> None:
@@ -508,7 +511,7 @@ def test_a_conversation_through_the_console(tmp_path: Path) -> None:
     path = f"{ROOT}{os.pathsep}{tmp_path}"
     words = (*RUN[:-2], "-c", f"import sys; sys.path.append({str(tmp_path)!r}); {RUN[-1]}")
     parts = [np.zeros(2 * INPUT_RATE_HZ, "<f4")]
-    for sentence, pause_s in zip(SENTENCES, (9, 2.2, 12), strict=False):
+    for sentence, pause_s in zip(UNSEEN, (9, 2.2, 12), strict=True):
         sound = rendered(sentence, VOICES[0], RATES[0])
         parts += [sound, np.zeros(int(pause_s * INPUT_RATE_HZ), "<f4")]
     microphone, logs = tmp_path / "microphone.wav", tmp_path / "logs"
@@ -537,9 +540,9 @@ def test_a_conversation_through_the_console(tmp_path: Path) -> None:
     for found in (written, answers):
         errors = sum(
             word_errors(words_of(said), words_of(it.removesuffix("interrupted")))
-            for said, it in zip(SENTENCES, found, strict=False)
+            for said, it in zip(UNSEEN, found, strict=False)
         )
-        assert (len(found), errors <= 9) == (3, True), found  # of 26, by the voice of espeak-ng
+        assert (len(found), errors <= 7) == (3, True), found  # of 23 words, in a busy browser
     (log,) = Store(logs).logs()
     again = antiphon("replay", "--full", str(log.path), folder=tmp_path, PYTHONPATH=path)
     assert again.returncode == 0, again.stdout + again.stderr

@@ -28,11 +28,12 @@ import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from hashlib import blake2b
 from importlib.metadata import version
+from itertools import takewhile
 from typing import Any, Final
 
 import anyio
@@ -229,15 +230,14 @@ def offered(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def clauses(pieces: Pieces) -> Pieces:
+def clauses(pieces: Iterable[str]) -> Iterator[str]:
     """Join pieces, and cut them where a voice may pause."""
     text = ""
-    with closing(pieces):
-        for piece in pieces:
-            text += piece
-            while found := CLAUSE.match(text):
-                yield found[0].strip()
-                text = text[found.end() :].lstrip()
+    for piece in pieces:
+        text += piece
+        while found := CLAUSE.match(text):
+            yield found[0].strip()
+            text = text[found.end() :].lstrip()
     if text.strip():
         yield text.strip()
 
@@ -256,10 +256,8 @@ class Reading:
     def _read(self, answer: Answer, messages: Messages, tools: Sequence[Tool]) -> None:
         calls: list[Span] = []
         try:
-            with closing(clauses(answer(messages, tools, calls))) as found:
-                for clause in found:
-                    if self._is_over:
-                        return
+            with closing(answer(messages, tools, calls)) as pieces:
+                for clause in clauses(takewhile(lambda _: not self._is_over, pieces)):
                     self._found.put(clause)
             self._found.put(calls)
         except Exception as error:  # it is the session's

@@ -15,7 +15,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 import zstandard
@@ -246,17 +246,10 @@ class Chain:
             bytes_max = layout.PAYLOAD_BYTES_MAX
             raise RecordInvalid(f"payload of {frame.payload_bytes}, at most {bytes_max}")
         self.counts.update(batch.kinds)
-        header = layout.BlockHeader(
-            first_seq=batch.first.seq,
-            mono_ns=batch.first.at_ns,
-            n_records=len(batch.kinds) + batch.has_head_copy,
-            compressed_len=len(frame.data),
-            uncompressed_len=frame.payload_bytes,
-            payload_crc=zlib.crc32(frame.data),
-            has_head_copy=batch.has_head_copy,
-            is_stuffed=frame.is_stuffed,
-            version=version,
-        )
+        first, is_copy, data = batch.first, batch.has_head_copy, frame.data
+        sizes = (len(batch.kinds) + is_copy, len(data), frame.payload_bytes, zlib.crc32(data))
+        flagged: dict[str, Any] = {"has_head_copy": is_copy, "is_stuffed": frame.is_stuffed}
+        header = layout.BlockHeader(first.seq, first.at_ns, *sizes, version=version, **flagged)
         return self.link(header, frame)
 
     def link(self, header: layout.BlockHeader, frame: Frame) -> bytearray:

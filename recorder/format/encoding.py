@@ -128,7 +128,7 @@ _AS_THEY_ARE: Final = frozenset({int, bool, type(None)})
 _Json: TypeAlias = "bool | int | float | str | list[_Json] | dict[str, _Json] | None"
 
 
-@attrs.define(kw_only=True)
+@attrs.define
 class Framed:
     """An encoded record.
 
@@ -218,15 +218,8 @@ class RecordEncoder:
             packed["frame"] = packer.pack_frame(kept, None if cut else split)
         else:
             packed = packer.pack_mapping(fields, 0)
-        header = {
-            "at_ns": record.at_ns,
-            "blobs": packer.table,
-            "fields": packed,
-            "kind": record.kind,
-            "seq": record.seq,
-            "version": rc.RECORD_VERSIONS[record.kind],
-        }
-        json_header = to_json(header)
+        version = rc.RECORD_VERSIONS[record.kind]
+        json_header = header_json(record, packer.table, packed, version)
         if len(json_header) > layout.HEADER_VALUES_MAX:  # each value takes a byte
             _check_header(record, json_header, count_values(json_header))
         packer.area[0] = start = layout.frame_record(json_header, packer.area_bytes)
@@ -235,12 +228,7 @@ class RecordEncoder:
             raise RecordInvalid(f"{kind} of {size}, at most {layout.RECORD_BYTES_MAX} bytes")
         if unpacked > (bytes_max := layout.UNPACKED_BYTES_MAX):
             raise RecordInvalid(f"{kind} unpacks to {unpacked}, at most {bytes_max} bytes")
-        return Framed(
-            pieces=packer.area,
-            framed_bytes=size,
-            cost=header_cost(json_header) + unpacked,
-            has_samples=packer.has_samples,
-        )
+        return Framed(packer.area, size, header_cost(json_header) + unpacked, packer.has_samples)
 
 
 def _split_as(first: Sequence[SplitPiece], frame: str) -> tuple[str, bytes, str] | None:
@@ -262,8 +250,16 @@ def _alike(split: Sequence[Sequence[SplitPiece]]) -> list[bytes]:
     return alike if len(alike) > 1 else []
 
 
+def header_json(
+    record: rc.Record, blobs: Sequence[Sequence[int]], fields: object, version: int
+) -> bytes:
+    """Encode a record's header, its fields packed; `RecordInvalid` if it is not JSON."""
+    numbers = {"at_ns": record.at_ns, "seq": record.seq, "version": version}
+    return to_json({"kind": record.kind, "blobs": blobs, "fields": fields, **numbers})
+
+
 def to_json(header: Mapping[str, object]) -> bytes:
-    """Encode a record's header; `RecordInvalid` if it is not JSON."""
+    """Encode a value in the order of its keys; `RecordInvalid` if it is not JSON."""
     try:
         return orjson.dumps(header, option=orjson.OPT_SORT_KEYS)  # ten times faster
     except orjson.JSONEncodeError:  # an int of more than 64 bits, or invalid for `json` too

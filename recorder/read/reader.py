@@ -211,6 +211,19 @@ class LogReader:
                     self._forget()
             del item  # else it is held while the next one is read
 
+    def watched(self, watch: Callable[[int], object]) -> Iterator[Record | scan.Damage]:
+        """Continue reading, and report the bytes read; unread bytes count at the end."""
+        blocks, left_bytes = 0, self.tail_bytes
+        try:
+            for item in self:
+                if self.blocks != blocks:
+                    blocks, before = self.blocks, left_bytes
+                    left_bytes = self.tail_bytes
+                    watch(before - left_bytes)
+                yield item
+        finally:
+            watch(left_bytes)
+
     def at(self, seq: int) -> Iterator[Record | scan.Damage]:
         """Read on from record `seq`, or from the next if it is lost; it may not be written yet."""
         place = find_seq(self._source, seq) or Place(offset=0, first_seq=0)

@@ -374,15 +374,13 @@ def judge_suite(request: Request, files: reports.Reports, *, as_json: bool) -> N
     files.check([])
     suite, cases = suites.suite_in(folder), list[suites.Verdict]()
     if request.mode == "closed":
-        cases = suites.judged_closed(suite)
+        cases = suites.judged(suite)
     elif request.model is None:
         raise click.UsageError("--mode open needs --model")
     else:
         with TemporaryDirectory() as place:
             kept = attrs.evolve(request, out=request.out or Path(place))
-            cases = suites.judged_open(
-                suite, lambda logs: kept.run(str(request.model), logs).measured
-            )
+            cases = suites.judged(suite, lambda logs: kept.run(str(request.model), logs).measured)
     exit_code = 1 if any(it.failures for it in cases) else 0
     if all(it.skipped for it in cases):
         exit_code = 2

@@ -509,7 +509,9 @@ def stretches(moments: Iterable[Moment]) -> Iterator[Stretch]:
     for moment in moments:
         match moment:
             case Sound(voice="model", pcm=pcm, response_id=response):
-                if spoken is not None and moment.begin - spoken.end < _gap_after(spoken, response):
+                is_same = spoken is not None and response == spoken.response_id != ""
+                gap_max = (PAUSE_MS if is_same else SPEECH_GAP_MS) * _PER_MS
+                if spoken is not None and moment.begin - spoken.end < gap_max:
                     spoken.pcm += bytes(max(0, moment.begin - spoken.end) * model.SAMPLE_BYTES)
                     spoken.pcm += pcm
                 else:
@@ -521,11 +523,6 @@ def stretches(moments: Iterable[Moment]) -> Iterator[Stretch]:
                 spoken.text += moment.text
     if spoken is not None:
         yield spoken
-
-
-def _gap_after(spoken: Stretch, response_id: str) -> int:
-    is_same = response_id != "" and response_id == spoken.response_id
-    return (PAUSE_MS if is_same else SPEECH_GAP_MS) * _PER_MS
 
 
 def words_of(text: str) -> list[str]:

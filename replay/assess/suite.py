@@ -146,10 +146,6 @@ class Suite:
     folder: Path
     cases: tuple[Case, ...]
 
-    def path(self, name: str) -> Path:
-        """Return a file of a case."""
-        return self.folder / name
-
 
 def read_suite(folder: Path) -> Suite:
     """Read the manifest of a folder; `UnusableError` names what is wrong, and where."""
@@ -255,15 +251,15 @@ class Observed:
         return takes_turn(model, words)
 
 
-def judged_closed(suite: Suite) -> list[Verdict]:
-    """Judge the cases as they were recorded."""
-    return [_judged(case, partial(_observe_case, suite, case)) for case in suite.cases]
+def judged(suite: Suite, run: Run | None = None) -> list[Verdict]:
+    """Judge the cases as they were recorded, or as a model answers them.
 
-
-def judged_open(suite: Suite, run: Run) -> list[Verdict]:
-    """Judge the cases as a model answers them, which `run` runs on logs, keeping what it made."""
+    `run` runs the model on logs, and keeps what it made.
+    """
+    if run is None:
+        return [_judged(case, partial(_observe_case, suite, case)) for case in suite.cases]
     recorded = [case for case in suite.cases if case.recording and not case.skipped]
-    logs = [suite.path(case.recording) for case in recorded]
+    logs = [suite.folder / case.recording for case in recorded]
     rows = dict(zip((case.name for case in recorded), run(logs), strict=True))
     return [_judged_made(case, rows.get(case.name)) for case in suite.cases]
 
@@ -335,16 +331,16 @@ def _s(ticks: int) -> str:
 
 def _observe_case(suite: Suite, case: Case) -> Observed:
     if case.recording:
-        return observe(suite.path(case.recording))
+        return observe(suite.folder / case.recording)
     if case.stereo:
-        user, model = channels_of(suite.path(case.stereo), 2)
+        user, model = channels_of(suite.folder / case.stereo, 2)
     else:
-        ((user,), (model,)) = (channels_of(suite.path(it), 1) for it in (case.user, case.model))
+        ((user,), (model,)) = (channels_of(suite.folder / it, 1) for it in (case.user, case.model))
     end = max(len(user), len(model)) * TICK_HZ // INPUT_RATE_HZ
     talk = Conversation(user=_spoken(user), model=_spoken(model), end=end)
     if not case.transcript:
         return Observed(talk=talk)
-    words, spoken = read_transcript(suite.path(case.transcript))
+    words, spoken = read_transcript(suite.folder / case.transcript)
     return Observed(talk=talk, words=words, spoken=spoken)
 
 
@@ -558,25 +554,25 @@ def suite_in(folder: Path) -> Suite:
 
 def read_cases(folder: Path) -> tuple[Case, ...]:
     """Read a folder in the layout, of one task or of all; empty if it is in another."""
-    names = {INPUT: _case_of, "A.wav": _case_of_v2}
-    found = sorted(it for name in names for it in folder.glob(f"**/{name}"))
+    found = sorted(it for name in (INPUT, "A.wav") for it in folder.glob(f"**/{name}"))
     if len(found) > CASES_MAX:
         raise UnusableError(f"{folder}: {len(found)} cases: at most {CASES_MAX}")
-    return tuple(names[it.name](folder, it.parent) for it in found)
+    return tuple(_case_of(folder, it.parent, is_v2=it.name != INPUT) for it in found)
 
 
-def _case_of(folder: Path, sample: Path) -> Case:
-    name = str(sample.relative_to(folder))
+def _case_of(folder: Path, sample: Path, *, is_v2: bool) -> Case:
+    def path(name: str) -> str:
+        return (sample / name).relative_to(folder).as_posix()
+
+    user, model = map(path, ("A.wav", "B.wav") if is_v2 else (INPUT, OUTPUT))
+    case = Case(name=str(sample.relative_to(folder)), user=user, model=model)
+    if is_v2:
+        return attrs.evolve(case, skipped=_JUDGED)
     if not (sample / OUTPUT).is_file():
-        return _skipped(name, sample, folder, f"no {OUTPUT}: no model has answered it yet")
-    transcript = _path(folder, sample / TRANSCRIPT) if (sample / TRANSCRIPT).is_file() else ""
+        return attrs.evolve(case, skipped=f"no {OUTPUT}: no model has answered it yet")
     files = _TAKES_TURN.keys() & {it.name for it in sample.iterdir()}
-    case = Case(
-        name=name,
-        user=_path(folder, sample / INPUT),
-        model=_path(folder, sample / OUTPUT),
-        transcript=transcript,
-    )
+    if (sample / TRANSCRIPT).is_file():
+        case = attrs.evolve(case, transcript=path(TRANSCRIPT))
     if files:
         task = min(files)
         after = _end_of(sample / task) if task == "interrupt.json" else None
@@ -587,19 +583,6 @@ def _case_of(folder: Path, sample: Path) -> Case:
     if "backchannel" in task:
         return attrs.evolve(case, takes_turn=False)
     return attrs.evolve(case, skipped=f"{task}: no task of the benchmark")
-
-
-def _case_of_v2(folder: Path, sample: Path) -> Case:
-    return _skipped(str(sample.relative_to(folder)), sample, folder, _JUDGED, "A.wav", "B.wav")
-
-
-def _skipped(name: str, sample: Path, folder: Path, why: str, *files: str) -> Case:
-    user, model = (_path(folder, sample / it) for it in files or (INPUT, OUTPUT))
-    return Case(name=name, user=user, model=model, skipped=why)
-
-
-def _path(folder: Path, path: Path) -> str:
-    return path.relative_to(folder).as_posix()
 
 
 def _end_of(path: Path) -> float:

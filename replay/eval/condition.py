@@ -76,10 +76,6 @@ class Condition(Figure):
     comparison: str
     number: float
 
-    def is_met(self, found: Found) -> bool:
-        """Whether it holds; raises `UnknownValueError`."""
-        return COMPARISONS[self.comparison](self.value(found), self.number)
-
 
 def parse(text: str) -> Condition:
     """Read a condition; raises `ConditionError`."""
@@ -122,8 +118,9 @@ def judge(
     for condition in conditions:
         found = compared or {} if condition.is_of_a_comparison else summary
         try:
-            if condition.is_met(found):
-                met.append(f"{condition.text} (it is {condition.value(found):g})")
+            value = condition.value(found)
+            if COMPARISONS[condition.comparison](value, condition.number):
+                met.append(f"{condition.text} (it is {value:g})")
         except UnknownValueError as error:
             unknown.append(str(error.args[0]))
     return met, unknown

@@ -41,7 +41,7 @@ from recorder.read.reader import LogReader
 from recorder.read.scan import OpenSource
 from runtime.measures.measure import KINDS, SCALES, Measure, Ratio, Scores, Times, Total, Value
 
-from ..shared.commands import Watch, reason, size_of, unwatched, watched
+from ..shared.commands import Watch, reason, size_of, unwatched
 from ..shared.fields import below, typed
 from .scores import Facts, Lost, gather, score
 from .table import MEASURES
@@ -245,15 +245,6 @@ def _value(name: str, raw: list[Any]) -> Value:
     raise ValueError(f"{name}: {raw!r}")
 
 
-@attrs.frozen(kw_only=True)
-class Opened:
-    """A recording, unpacked; the attributes are `Row`'s."""
-
-    scores: Scores
-    own: Mapping[str, Statistics]
-    body: Json
-
-
 def pack(log: str, scores: Scores, body: Json) -> bytes:
     """Pack a recording; `OverflowError`: a forged log has numbers that no server writes."""
     Summary.of(log, scores)
@@ -262,14 +253,13 @@ def pack(log: str, scores: Scores, body: Json) -> bytes:
 
 
 @lru_cache(maxsize=OPENED_MAX)
-def opened(packed: bytes) -> Opened:
-    """Unpack a recording; of nothing, nothing is known."""
+def opened(packed: bytes) -> tuple[Scores, Mapping[str, Statistics], Json]:
+    """Unpack a recording: a row's scores, own values and body; of nothing, nothing is known."""
     if not packed:
-        return Opened(scores={}, own={}, body={})
+        return {}, {}, {}
     log, raw, body = json.loads(zlib.decompress(packed))
     scores = scores_of(raw)
-    body = {**body, "measures": scores_json(scores)}
-    return Opened(scores=scores, own=Summary.of(log, scores), body=body)
+    return scores, Summary.of(log, scores), {**body, "measures": scores_json(scores)}
 
 
 class Values(Mapping[str, float]):
@@ -458,12 +448,12 @@ class Row:
     @property
     def scores(self) -> Scores:
         """What was measured."""
-        return opened(self.packed).scores
+        return opened(self.packed)[0]
 
     @property
     def own(self) -> Mapping[str, Statistics]:
         """Its own values of each measure, as if it were the only recording."""
-        return opened(self.packed).own
+        return opened(self.packed)[1]
 
     @property
     def values(self) -> Own:
@@ -473,7 +463,7 @@ class Row:
     @property
     def body(self) -> Json:
         """Its measures and what they are of, as plain values."""
-        return opened(self.packed).body
+        return opened(self.packed)[2]
 
     @property
     def measures(self) -> Mapping[str, Json]:
@@ -589,7 +579,7 @@ def measure_log(
     try:
         with LogReader(log) as reader:
             head = reader.head.fields
-            facts = gather(head, watched(reader, watch))
+            facts = gather(head, reader.watched(watch))
         row = row_of(name, {**score(facts), **also}, _body(head, facts))
     except (OSError, RecorderError) as error:
         return Row(log=name, result="unreadable", error=reason(error))

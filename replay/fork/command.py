@@ -174,7 +174,8 @@ def _connected(
 def _config(
     head: Fields, change: changing.Change, info: BackendInfo, *, name: str, is_elsewhere: bool
 ) -> dict[str, Value]:
-    is_other = change.is_of_the_opening or is_elsewhere or held_units(head) > 0
+    of_the_opening = change.seed is not None or change.settings or change.model is not None
+    is_other = bool(of_the_opening) or is_elsewhere or held_units(head) > 0
     changes: dict[str, Value] = {IS_HELD: change.at > 0 and is_other}
     changes |= {"force_listen": True} if change.force_listen else {}
     changes |= {"seed": change.seed} if change.seed is not None else {}

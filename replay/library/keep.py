@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import click
@@ -228,14 +228,12 @@ def _default_of(log: Path) -> Path:
 
 def _recover(log: Path, target: Path, watch: Watch, *, salvage: bool) -> Recovered:
     found = survey(log, salvage=salvage, watch=watch)
-    result = Recovered(
-        log=str(log),
-        result="sound",
-        records=found.records,
-        units=found.units,
-        damage=found.damage_count,
-        tail_bytes=found.tail_bytes,
-    )
+    about: dict[str, Any] = {
+        "records": found.records,
+        "units": found.units,
+        "tail_bytes": found.tail_bytes,
+    }
+    result = Recovered(log=str(log), result="sound", damage=found.damage_count, **about)
     if found.is_sound:
         return result
     with new_file(target) as part:
@@ -329,7 +327,11 @@ def compact_command(*, logs: tuple[Path, ...], output: Path | None, as_json: boo
         "saved_bytes": saved_bytes,
         "logs": [attrs.asdict(it) for it in done],
     }
-    lines = [_compaction_line(it) for it in done[:ROWS_MAX]] + _more(len(done))
+    lines = []
+    for it in done[:ROWS_MAX]:
+        sizes = f"  {show_bytes(it.before_bytes)} -> {show_bytes(it.after_bytes)}"
+        lines.append(f"{it.log}: {it.result}{sizes if it.result == 'compacted' else ''}")
+    lines += _more(len(done))
     share = saved_bytes / before_bytes if before_bytes else 0.0
     saved = f"{show_bytes(saved_bytes)} of {show_bytes(before_bytes)} saved ({share:.1%})"
     lines.append(f"{_counted(Counter(it.result for it in done))}; {saved}")
@@ -374,11 +376,6 @@ def _replace(log: Path, watch: Watch) -> Compacted | None:
         part.replace(log)
     Disk().sync_directory(log.parent)
     return made
-
-
-def _compaction_line(it: Compaction) -> str:
-    sizes = f"  {show_bytes(it.before_bytes)} -> {show_bytes(it.after_bytes)}"
-    return f"{it.log}: {it.result}{sizes if it.result == 'compacted' else ''}"
 
 
 # -- prune -----------------------------------------------------------------------------------------

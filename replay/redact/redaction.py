@@ -43,7 +43,7 @@ from runtime.model.models import MODELS
 
 from ..rerun.difference import describe
 from ..rerun.remake import RemakeError, Remaker, head_record, write
-from ..shared.commands import finish, progress, reading, table, watched
+from ..shared.commands import finish, progress, reading, table
 from ..shared.fields import REDACTED
 from ..shared.recordings import RecordingType
 from .content import KINDS, TRACES, Kind, Policy, Side, Tally, fill, mute
@@ -578,7 +578,7 @@ def redact_command(
     policy = Policy(kinds=frozenset(kinds or KINDS), from_ns=from_ns, to_ns=to_ns, **how)
     with reading(log, RedactError):
         with LogReader(log) as reader, progress(reader.tail_bytes, "reading") as watch:
-            found = rehearse(reader.head.fields, watched(reader, watch), policy)
+            found = rehearse(reader.head.fields, reader.watched(watch), policy)
         tally = found.tally if output is None else _write(log, output, policy, found)
     _print(log, output, policy, found, tally, as_json=as_json)
 
@@ -590,7 +590,7 @@ def _write(log: Path, output: Path, policy: Policy, found: Redacted) -> Tally:
         progress(reader.tail_bytes, "writing") as watch,
         new_file(output, like=log) as part,
     ):
-        write(part, chain([head_record(found.head)], run.records(watched(reader, watch))))
+        write(part, chain([head_record(found.head)], run.records(reader.watched(watch))))
     return run.tally
 
 

@@ -28,7 +28,7 @@ from recorder.read.reader import LogReader
 from recorder.write.files import PART_PREFIX
 from runtime.model.backends.base import Backend
 
-from ..shared.commands import UnusableError, Watch, reason, size_of, unwatched, watched
+from ..shared.commands import UnusableError, Watch, reason, size_of, unwatched
 from .environment import Loading, ModelUnavailableError
 from .full import replay_fully
 from .logic import replay
@@ -73,7 +73,7 @@ def replay_log(log: Path, watch: Watch = unwatched, *, go_on: bool = False) -> O
     """
     began = time.perf_counter()
     with LogReader(log) as reader:
-        report = replay(watched(reader, watch), go_on=go_on)
+        report = replay(reader.watched(watch), go_on=go_on)
     return Outcome(str(log), logic_result(report), time.perf_counter() - began, report)
 
 

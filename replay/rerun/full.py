@@ -153,16 +153,6 @@ class Finding:
     snr_db: float | None = None
     choice: Choice | None = None
 
-    def fields(self) -> dict[str, Any]:
-        """Give the fields that a `Divergence` and a `UnitDifference` have."""
-        found = self.difference
-        return {
-            "field": found.path,
-            "recorded": found.recorded,
-            "came_out": found.came_out,
-            "snr_db": self.snr_db,
-        }
-
 
 @attrs.frozen(kw_only=True)
 class Verdict:
@@ -182,15 +172,10 @@ def note_change(changed: dict[int, UnitDifference], step: Step, verdict: Verdict
     finding, unit = verdict.finding, verdict.index
     if finding is None or unit is None or unit in changed or len(changed) >= UNITS_KEPT:
         return
-    choice = finding.choice
-    changed[unit] = UnitDifference(
-        unit=unit,
-        seq=step.record.seq,
-        margin=None if choice is None else choice.margin,
-        draw_gap=None if choice is None else choice.draw_gap,
-        near_tie=None if choice is None else is_near_tie(choice),
-        **finding.fields(),
-    )
+    found, choice = finding.difference, finding.choice
+    values = (found.path, found.recorded, found.came_out, finding.snr_db)
+    tie = None if choice is None else (choice.margin, choice.draw_gap, is_near_tie(choice))
+    changed[unit] = UnitDifference(unit, step.record.seq, *values, *(tie or (None, None, None)))
 
 
 class _FullReplay:
@@ -255,15 +240,11 @@ class _FullReplay:
 
     def _keep_first(self, step: Step, finding: Finding, unit: int | None, kind: Kind) -> None:
         if self._report.divergence is None:
-            self._report.divergence = Divergence(
-                kind=kind,
-                seq=step.record.seq,
-                record=name_of(step.record),
-                at_ns=step.record.at_ns,
-                unit=unit,
-                cause=cause_of(step.record, step.event),
-                **finding.fields(),
-            )
+            record, found = step.record, finding.difference
+            place = (record.seq, name_of(record), record.at_ns, unit)
+            values = (found.path, found.recorded, found.came_out)
+            cause = cause_of(record, step.event)
+            self._report.divergence = Divergence(kind, *place, *values, cause, finding.snr_db)
 
 
 # -- the model's calls ----------------------------------------------------------------------------

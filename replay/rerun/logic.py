@@ -271,17 +271,9 @@ class Replayer:
 
     def _diverge(self, kind: Kind, record: Record, field: str, recorded: str, new: str) -> None:
         self.is_stopped = True
-        self._found.divergence = Divergence(
-            kind=kind,
-            seq=record.seq,
-            record=name_of(record),
-            at_ns=record.at_ns,
-            unit=self.last_unit,
-            field=field,
-            recorded=recorded,
-            came_out=new,
-            cause=None if self._last is None else cause_of(*self._last),
-        )
+        cause = None if self._last is None else cause_of(*self._last)
+        place = (record.seq, name_of(record), record.at_ns, self.last_unit)
+        self._found.divergence = Divergence(kind, *place, field, recorded, new, cause)
 
 
 def _first_of(recorded: Fields, came_out: Fields, names: Iterable[str]) -> Difference | None:

@@ -42,7 +42,7 @@ class Cause:
     summary: str
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Divergence:
     """The first place at which a replay differs from its log.
 
@@ -64,6 +64,12 @@ class Divergence:
     came_out: str
     cause: Cause | None
     snr_db: float | None = None
+
+    @property
+    def place(self) -> str:
+        """The record and the field, such as `record 12 (effect Send), frame[3]`."""
+        field = f", {self.field}" if self.field else ""
+        return f"record {self.seq} ({self.record}){field}"
 
 
 @attrs.frozen(kw_only=True)
@@ -131,7 +137,7 @@ class Mismatch:
     here: str | None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class UnitDifference:
     """The difference of one unit; the other fields are those of `Divergence`.
 

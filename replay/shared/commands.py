@@ -82,20 +82,6 @@ def _bar(
         yield partial(bar.update, bar.add_task(what, total=total))
 
 
-def watched(reader: LogReader, watch: Watch) -> Iterator[Record | Damage]:
-    """Iterate a log, and report the bytes read; unread bytes count at the end."""
-    blocks, left_bytes = 0, reader.tail_bytes
-    try:
-        for item in reader:
-            if reader.blocks != blocks:
-                blocks, before = reader.blocks, left_bytes
-                left_bytes = reader.tail_bytes
-                watch(before - left_bytes)
-            yield item
-    finally:
-        watch(left_bytes)
-
-
 def calls_of(log: Path) -> int:
     """The calls of its model in a log, by its summary; 0 without one."""
     try:
@@ -160,7 +146,7 @@ def opened_log(log: Path) -> Iterator[LogReader]:
 def records_of(log: Path, reader: LogReader, watch: Watch = unwatched) -> Iterator[Record | Damage]:
     """The items of an opened log; raises `UnusableError`."""
     with reading(log):
-        yield from watched(reader, watch)
+        yield from reader.watched(watch)
 
 
 def complaint(error: Exception, file: Path) -> str:

@@ -40,7 +40,7 @@ UtteranceOutcome = Outcome | Literal["done"]
 """The result of an utterance; `pending`: its end was not heard, or not yet."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class UtteranceStory:
     """One utterance of a transcription, from the start of its first chunk in the model.
 
@@ -188,24 +188,19 @@ class Inspector(reading.SessionStory):
             self._kept.append(exchange)
             return
         index, result = exchange.place[0], exchange.chunk
-        utterance = self._utterances.get(index)
-        if utterance is None:
-            utterance = UtteranceStory(index=index, started_ns=exchange.started_ns)
+        begun = UtteranceStory(index=index, started_ns=exchange.started_ns)
+        utterance = self._utterances.setdefault(index, begun)
         if result is not None:
-            utterance = attrs.evolve(
-                utterance,
-                done_ns=exchange.done_ns,
-                outcome="done" if exchange.is_last else utterance.outcome,
-                chunks=utterance.chunks + 1,
-                text=utterance.text + result.text,
-                prompt_tokens=utterance.prompt_tokens + result.prompt_tokens,
-                completion_tokens=utterance.completion_tokens + result.generated_tokens,
-                kv_length=result.kv_length,
-                longest_us=max(utterance.longest_us, result.costs.wall_us),
-            )
+            utterance.done_ns = exchange.done_ns
+            utterance.outcome = "done" if exchange.is_last else utterance.outcome
+            utterance.chunks += 1
+            utterance.text += result.text
+            utterance.prompt_tokens += result.prompt_tokens
+            utterance.completion_tokens += result.generated_tokens
+            utterance.kv_length = result.kv_length
+            utterance.longest_us = max(utterance.longest_us, result.costs.wall_us)
         elif exchange.done_ns is not None:
-            utterance = attrs.evolve(utterance, done_ns=exchange.done_ns, outcome=exchange.outcome)
-        self._utterances[index] = utterance
+            utterance.done_ns, utterance.outcome = exchange.done_ns, exchange.outcome
 
     def inspection(self, head: Fields) -> Inspection:
         """Return the inspection, once all records are taken."""

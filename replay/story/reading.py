@@ -534,8 +534,8 @@ class SessionStory:
                 self.absences.release(is_moving=self._is_moving)
             case "StartChunk":
                 self.dictated.write(fields.get("chunk"))
-            case "StartFinalize":
-                self.exchanges.withhold(fields)
+            case "StartFinalize" if fields.get("interrupted") is True:
+                self.exchanges.withhold(fields.get("index"))
             case "DropUnit":
                 ordinal, input_id = fields.get("ordinal"), fields.get("input_id")
                 if isinstance(ordinal, int) and isinstance(input_id, str):

@@ -134,10 +134,6 @@ class Pictures:
         self._numbers: dict[str, int] = {}
         self._bytes = 0
 
-    def has(self, jpeg: bytes) -> bool:
-        """Whether a picture was taken before."""
-        return digest(jpeg) in self._numbers
-
     def take(self, at_ns: int, jpeg: bytes) -> Part:
         """Take a picture that was shown at this time."""
         name, number = digest(jpeg), self.count

@@ -233,9 +233,11 @@ class Narrator(Inspector):
     def __init__(self, head: Fields) -> None:
         super().__init__()
         self.head: Final = head
-        self._gathering: Final = Gathering(head, self, also=self._take_moment)
         self.dialogue: Final = Dialogue()
         self._parts: list[Part] = []
+        self._gathering: Final = Gathering(
+            head, self, also=lambda it: self._parts.extend(self.dialogue.take(it))
+        )
         self._rows: list[Json] = []
         self._places: dict[int, dict[str, Json]] = {}
         self._arrived: deque[int] = deque()
@@ -247,9 +249,6 @@ class Narrator(Inspector):
 
     def __exit__(self, *error: object) -> None:
         self._gathering.__exit__(*error)
-
-    def _take_moment(self, moment: Moment) -> None:
-        self._parts += self.dialogue.take(moment)
 
     def narrate(self, item: Record | Damage) -> list[Part]:
         """Add the next record, or damage; return the parts that are complete by now."""

@@ -165,7 +165,8 @@ class OpenAIApi:
             asked = completions.Asked.of(body)
             self.check_model(asked.model, "model")
             client = LocalClient(partial(completions.react, asked))
-            self._open(request, opening, client, "chat", asked.seed)
+            opening.callback(client.leave)
+            self._begin(request, client, "chat", asked.seed)
             if asked.is_stream:
                 events = partial(completions.chunk, asked)
                 return await self._stream(request, opening, client, events)
@@ -186,7 +187,8 @@ class OpenAIApi:
             if is_small and len(pcm16) > LARGE_BYTES:  # a small file may have an hour of silence
                 _enter(request, opening, self._large_calls)
             client = LocalClient(partial(transcriptions.react, asked, pcm16))
-            self._open(request, opening, client, "transcription", None)
+            opening.callback(client.leave)
+            self._begin(request, client, "transcription", None)
             if asked.is_stream:
                 return await self._stream(request, opening, client, transcriptions.events)
             created, done = await until_gone(request, partial(_first_and_last, client))
@@ -216,18 +218,6 @@ class OpenAIApi:
         if not is_small:
             await self._limiter.wait(len(body))  # to read one holds up the event loop
         return body
-
-    def _open(
-        self,
-        request: Request,
-        opening: ExitStack,
-        client: LocalClient,
-        mode: Mode,
-        seed: int | None,
-    ) -> None:
-        """Begin a session, which ends when the answer is over."""
-        opening.callback(client.leave)
-        self._begin(request, client, mode, seed)
 
     async def _stream(
         self,

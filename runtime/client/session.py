@@ -268,7 +268,8 @@ def endpoint(url: str, mode: Mode, dialect: str = "realtime") -> str:
     query = [(name, value) for name, value in parse_qsl(parts.query) if name != "mode"]
     path = parts.path if parts.path.strip("/") else REALTIME_PATH
     paths = {"legacy-chat": CHAT_PATH, "live": LIVE_PATH, "openai": REALTIME_PATH}
-    paths["legacy-duplex"] = f"{DUPLEX_PATH}/{_label(mode)}"
+    label = f"{'adx' if mode == 'audio' else 'omni'}_{uuid4().hex[:12]}"
+    paths["legacy-duplex"] = f"{DUPLEX_PATH}/{label}"
     if dialect == "openai-transcription":
         query.append(("intent", "transcription"))
     elif dialect == "vllm-omni":
@@ -295,8 +296,3 @@ def normal_url(url: str) -> str:
     if not is_address:
         raise errors.AddressError(f"{url!r} is not the address of a server, such as 127.0.0.1:8006")
     return parts._replace(scheme=scheme).geturl()
-
-
-def _label(mode: Mode) -> str:
-    """A label for a session of 002; it names the mode, and need not be unique."""
-    return f"{'adx' if mode == 'audio' else 'omni'}_{uuid4().hex[:12]}"

@@ -23,7 +23,6 @@ import click
 import numpy as np
 import orjson
 import simplejpeg
-import soxr
 from attrs import AttrsInstance
 from numpy.typing import NDArray
 from rich.box import SIMPLE
@@ -85,18 +84,10 @@ class Speech:
     name: str
     samples: _Samples
 
-    def second(self, number: int, *, rate_hz: int = md.INPUT_RATE_HZ, gain: float = 1.0) -> bytes:
-        """Cut out a second of the loop as float32 LE, mono, at `rate_hz`, scaled by `gain`.
-
-        Unless `gain` is a power of two, samples are, as a browser's, not whole 16-bit steps.
-        """
-        at = np.arange(number * md.INPUT_RATE_HZ, (number + 1) * md.INPUT_RATE_HZ) % len(
-            self.samples
-        )
-        samples = self.samples[at]
-        if rate_hz != md.INPUT_RATE_HZ:
-            samples = soxr.resample(samples, md.INPUT_RATE_HZ, rate_hz)
-        return (samples * np.float32(gain)).astype("<f4").tobytes()
+    def second(self, number: int) -> bytes:
+        """Cut out a second of the loop as float32 LE."""
+        at = np.arange(number * md.INPUT_RATE_HZ, (number + 1) * md.INPUT_RATE_HZ)
+        return self.samples[at % len(self.samples)].astype("<f4").tobytes()
 
 
 def load_speech() -> Speech:
@@ -495,14 +486,6 @@ ARRIVALS: Final[tuple[Arrival, ...]] = ("together", "spread")
 
 
 @attrs.frozen(kw_only=True)
-class Kinds:
-    """The runs that are made: how requests are computed (`batched` always), and when they come."""
-
-    modes: Sequence[Mode] = MODES
-    arrivals: Sequence[Arrival] = ARRIVALS
-
-
-@attrs.frozen(kw_only=True)
 class FullFacts:
     """Facts of the full shape.
 
@@ -626,9 +609,8 @@ def engine_command(
         raise click.UsageError("--shape full and --random-weights go together")
     frames = (camera_frame(0),) if pictures else ()
     load = Load(speech=load_speech(), seconds=seconds, doing=doing, frames=frames)
-    kinds = Kinds(
-        modes=MODES[:1] if batched_only else MODES, arrivals=ARRIVALS if due == "both" else (due,)
-    )
+    modes = MODES[:1] if batched_only else MODES
+    arrivals = ARRIVALS if due == "both" else (due,)
     try:
         if shape is None:
             loaded = models.load_checkpoint(
@@ -641,7 +623,7 @@ def engine_command(
             models.require_deterministic(model, loaded.info)
     except (models.ModelUnknownError, models.ModelUnusableError, BackendError) as error:
         raise BenchError(str(error)) from error
-    runs, served = measure_engine(loaded, load, sessions, kinds=kinds)
+    runs, served = measure_engine(loaded, load, sessions, modes=modes, arrivals=arrivals)
     rebuilt = interrupts.run(run_rebuilt, _backend(loaded, "batched"), load)
     keys = loaded.machine.llm.keys
     found = EngineBenchResult(
@@ -685,7 +667,8 @@ def measure_engine(
     load: Load,
     counts: list[int],
     *,
-    kinds: Kinds = Kinds(),
+    modes: Sequence[Mode] = MODES,
+    arrivals: Sequence[Arrival] = ARRIVALS,
     show: Callable[[str], None] = print_progress,
 ) -> tuple[list[EngineRun], list[Served]]:
     """Measure a loaded model; return the runs, `counts` sessions first, and the number served."""
@@ -697,8 +680,8 @@ def measure_engine(
     served: list[Served] = []
     show("warming up")
     measure(Case(mode="batched", arrival="spread", sessions=1), attrs.evolve(load, seconds=1))
-    for arrival in kinds.arrivals:
-        searches = {mode: Search(counts, model.info.slots) for mode in kinds.modes}
+    for arrival in arrivals:
+        searches = {mode: Search(counts, model.info.slots) for mode in modes}
         mine: list[EngineRun] = []
         while any(search.next_count() is not None for search in searches.values()):
             for mode, search in searches.items():

@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import click
@@ -236,7 +236,7 @@ FAILURES: Final = (ClientError, AudioFileError)
     "streams",
     default=True,
     show_default=True,
-    help="TextOutput as they are made, or all at once.",
+    help="Words as they are made, or all at once.",
 )
 @terminal.dialect_option("realtime", "legacy-chat")
 @terminal.no_record_option
@@ -244,20 +244,15 @@ FAILURES: Final = (ClientError, AudioFileError)
 def chat_command(
     *,
     text: str | None,
-    url: str,
-    key: str | None,
-    system: str,
     images: tuple[Path, ...],
     sounds: tuple[Path, ...],
     video: Path | None,
-    speak: Path | None,
     voice: str | None,
     max_tokens: int,
     temperature: float | None,
-    streams: bool,
-    dialect: Dialect,
     no_record: bool,
     as_json: bool,
+    **given: Any,
 ) -> None:
     """Ask a server TEXT, and read what it answers.
 
@@ -285,16 +280,11 @@ def chat_command(
     if temperature is not None:
         config = attrs.evolve(config, temperature=temperature)
     chat = Chat(
-        url=url,
-        key=key,
-        dialect=dialect,
-        streams=streams,
-        speech=_choose_speech(speak, voice),
+        speech=_choose_speech(given["speak"], voice),
         config=config,
         record=not no_record,
-        system=system,
         media=read_media(images, sounds, video),
-        speak=speak,
+        **given,
     )
     if text is None and sys.stdin.isatty() and not as_json:
         _converse(chat)

@@ -72,7 +72,7 @@ from tests.models.blocking import alone
 
 # -- phrases and their words ----------------------------------------------------------------------
 
-HELDOUT: Final = Path(__file__).parents[2] / "fixtures" / "heldout"
+HELDOUT: Final = Path(__file__).parents[2] / "fixtures" / "speech" / "heldout"
 ROOM_DB: Final = -62.0
 """RMS of the quiet between phrases, relative to full scale: that of a quiet room."""
 TAIL_SAMPLES: Final = INPUT_RATE_HZ

@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -31,6 +31,7 @@ import attrs
 
 from protocol.values.errors import CLOSE_NORMAL
 from protocol.values.events import Endpoint
+from protocol.values.limits import NS_PER_S
 from protocol.values.modes import Mode
 from protocol.wire.dialects.shared import SESSION_RESUMABLE
 from recorder.read.reader import LogReader, read
@@ -62,6 +63,9 @@ AWAY: Final = patch.object(crash_recovery.time, "time_ns", lambda: KILLED_NS + 1
 """How long a server was away, as its next one reckons: real time is not mixed with virtual."""
 TRIES: Final = 2
 """A client that comes as its session ends hears the end when it comes again."""
+KILLED_NS: Final = 1_800_000_000 * NS_PER_S
+UNTIL_FOUND_NS: Final = NS_PER_S // 50
+"""From there until the next server looks, by the wall clock; a busy machine would take seconds."""
 ALONE_S: Final = 700.0
 """A client is waited for 600 s."""
 HEARD: Final = ("type", "kind", "text", "audio", "delta", "transcript", "code", "reason")
@@ -309,7 +313,9 @@ def kill_everywhere(
             found.extend(f"{name}, block {number}: {wrong}" for wrong in said if wrong)
             kills += len(said)
 
-    on_virtual_time(body)
+    clock = SimpleNamespace(time_ns=lambda: KILLED_NS + UNTIL_FOUND_NS)
+    with patch.object(crash_recovery, "time", clock):
+        on_virtual_time(body)
     return kills, found
 
 

@@ -283,7 +283,7 @@ class Answers:
         answer.
         """
         if isinstance(event, wire.Audio):
-            self._hear(event)
+            self._take_sound(event)
         elif isinstance(event, wire.Closed):
             raise gone(event)
         elif not self._trails(event):
@@ -309,14 +309,14 @@ class Answers:
             case wire.Created():
                 raise BackendError("expected an answer, got session.created once more")
             case wire.Audio():
-                self._hear(event)
+                self._take_sound(event)
             case wire.Text():
                 self._note(event.metrics)
                 self._is_muted = False
-                self._say(event.text)
+                self._take_text(event.text)
             case wire.Done():
                 self._note(event.metrics)
-                self._say("" if self._text else event.text)
+                self._take_text("" if self._text else event.text)
                 return True
             case wire.Listen():
                 self._refuse_second(event)
@@ -361,7 +361,7 @@ class Answers:
         del self._voice[:SECOND_BYTES]
         return share
 
-    def _hear(self, event: wire.Audio) -> None:
+    def _take_sound(self, event: wire.Audio) -> None:
         self._note_length(event.metrics)
         if self._is_muted:
             return
@@ -370,7 +370,7 @@ class Answers:
             limit_s = VOICE_BYTES_MAX // SECOND_BYTES
             raise BackendError(f"expected at most {limit_s} s of sound to wait, got more")
 
-    def _say(self, text: str) -> None:
+    def _take_text(self, text: str) -> None:
         self._text += text
         if len(self._text) > wire.TEXT_CHARS_MAX:
             raise BackendError(

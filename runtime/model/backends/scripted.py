@@ -127,11 +127,11 @@ def calling(
         if unit.index % every == at:
             body = f'{{"name": "{name or tools[0].name}", "arguments": {arguments}}}'
             step = attrs.evolve(step, silent=(md.Span(kind="call", text=body),))
-        told = [each.text for each in unit.inputs if each.kind == "result"]
-        if not told:
+        results = [each.text for each in unit.inputs if each.kind == "result"]
+        if not results:
             return step
         text, pcm = (
-            says.replace("{}", told[0][: chats.SHOWN_CHARS]),
+            says.replace("{}", results[0][: chats.SHOWN_CHARS]),
             chats.tone(unit.index, 0, samples=12_000),
         )
         return attrs.evolve(step, speech=Speaks(text=text, pcm=pcm, end_of_turn=True))
@@ -227,7 +227,7 @@ class ScriptedBackend:
     Args:
         script: decides the units.
         chat: decides the chat turns.
-        hears: decides the chunks of transcriptions.
+        transcription: decides the chunks of transcriptions.
         opening: decides the outcome of opening.
         release: the outcome of every release.
         rebuild: the outcome of every past unit of a rebuild.
@@ -246,7 +246,7 @@ class ScriptedBackend:
         script: Script = default_script,
         *,
         chat: chats.ChatScript = chats.default_answer,
-        hears: chats.HearingScript = chats.default_hearing,
+        transcription: chats.HearingScript = chats.default_hearing,
         opening: Callable[[md.Opening], Call] = lambda _: Call(),
         release: Call = Call(),
         rebuild: Call = Call(),
@@ -259,7 +259,12 @@ class ScriptedBackend:
         calls: CallScript = calling(),  # noqa: B008 - a pure function
         sliding_windows: tuple[md.SlidingWindow, ...] = ("off",),
     ) -> None:
-        self.script, self._answer, self._hears, self.calls = script, chat, hears, calls
+        self.script, self._answer, self._transcription, self.calls = (
+            script,
+            chat,
+            transcription,
+            calls,
+        )
         self.release, self.rebuild = release, rebuild
         self.rules = chats.Rules(slots, context_limit)
         self.violations, self.held_slots = self.rules.violations, self.rules.held_slots
@@ -301,7 +306,7 @@ class ScriptedBackend:
     async def transcribe(self, *, slot: int) -> chats.ScriptedTranscript:
         """Take a transcription."""
         self.rules.hold(slot)
-        return chats.ScriptedTranscript(self.rules, self._hears, slot)
+        return chats.ScriptedTranscript(self.rules, self._transcription, slot)
 
 
 _Phase = Literal["ready", "ran", "failed", "broken", "released"]

@@ -331,7 +331,7 @@ WORDS: Final = ("amber", "basil", "cedar", "delta", "ember", "fjord", "grove", "
 
 
 @attrs.frozen(kw_only=True)
-class Heard:
+class Transcribed:
     """The outcome of one chunk: text, seconds, or a fault, before feeding if `context_full`."""
 
     text: str = ""
@@ -339,25 +339,25 @@ class Heard:
     fault: Fault | None = None
 
 
-HearingScript = Callable[[md.Chunk], Heard]
+HearingScript = Callable[[md.Chunk], Transcribed]
 """Decides a chunk from its value; must be pure."""
 
 
-def default_hearing(chunk: md.Chunk) -> Heard:
+def default_hearing(chunk: md.Chunk) -> Transcribed:
     """Give one word for a loud second, and none for any other."""
     samples = np.frombuffer(chunk.pcm, dtype="<f4").astype(np.float64)
     if float(np.sqrt(np.mean(samples**2))) < LOUD_RMS:
-        return Heard()
+        return Transcribed()
     word = WORDS[draw("word", digest(chunk.pcm))[0] % len(WORDS)]
-    return Heard(text=f"{word}-{chunk.utterance}.{chunk.index} ")
+    return Transcribed(text=f"{word}-{chunk.utterance}.{chunk.index} ")
 
 
 class ScriptedTranscript(OnSlot):
     """A transcription on a slot."""
 
-    def __init__(self, rules: Rules, hears: HearingScript, slot: int) -> None:
+    def __init__(self, rules: Rules, transcription: HearingScript, slot: int) -> None:
         super().__init__(rules, slot)
-        self._hears = hears
+        self._transcription = transcription
         self._expected: tuple[int, int] | None = None
         self._kv_length = 0
 
@@ -371,7 +371,7 @@ class ScriptedTranscript(OnSlot):
         self._expected = None  # until it succeeds, only a new utterance may follow
         if chunk.index == 0:
             self._kv_length = 0
-        outcome, prompt_tokens = self._hears(chunk), _prompt_tokens(chunk)
+        outcome, prompt_tokens = self._transcription(chunk), _prompt_tokens(chunk)
         worst = self._kv_length + prompt_tokens + TOKENS_MAX
         if outcome.fault == "context_full" or worst > self._rules.context_limit:
             raise ContextFull(f"chunk {chunk.index} may need {worst} tokens")

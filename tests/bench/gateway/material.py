@@ -218,12 +218,23 @@ def make_exchanges(count: int = UNITS_MADE) -> list[Exchange]:
 
 def output_second(speech: Speech, number: int) -> bytes:
     """Make a second of model speech: float32 LE, 24 kHz mono, all different."""
-    pcm = speech.second(number, rate_hz=OUTPUT_RATE_HZ, gain=0.9 + 0.0007 * number)
+    samples = np.frombuffer(speech.second(number), "<f4")
+    pcm = _scaled(soxr.resample(samples, INPUT_RATE_HZ, OUTPUT_RATE_HZ), 0.9 + 0.0007 * number)
     return pcm[: OUTPUT_RATE_HZ * SAMPLE_BYTES].ljust(OUTPUT_RATE_HZ * SAMPLE_BYTES, b"\0")
 
 
+def input_second(speech: Speech, number: int) -> bytes:
+    """Make a second of a user's speech: float32 LE, 16 kHz mono, all different."""
+    return _scaled(np.frombuffer(speech.second(number), "<f4"), 0.8 + 0.0007 * number)
+
+
+def _scaled(samples: npt.NDArray[np.float32], gain: float) -> bytes:
+    """As a browser's, samples are not whole 16-bit steps."""
+    return (samples * np.float32(gain)).astype("<f4").tobytes()
+
+
 def _make(speech: Speech, number: int) -> Exchange:
-    sound = speech.second(number, gain=0.8 + 0.0007 * number)
+    sound = input_second(speech, number)
     frames = [encode_base64(camera_frame(number))]
     return Exchange(
         frame=_append(encode_base64(sound), "float32", video_frames=frames) + END,

@@ -230,6 +230,7 @@ def damaged(one: PastUnit) -> list[PastUnit]:
     ]
 
 
+@pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 async def test_a_damaged_past_is_refused(pair: Pair, never_lost: NeverLost) -> None:
     """A caller would go on in a session that is not theirs."""
     past = past_of((await never_lost(pair[0]))[:8])

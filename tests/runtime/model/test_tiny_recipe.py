@@ -39,7 +39,7 @@ from protocol.values.model import (
     UnitResult,
     Voice,
 )
-from runtime.model.backends.minicpmo.chat import Mouth
+from runtime.model.backends.minicpmo.chat import Speaker
 from runtime.model.backends.minicpmo.logits import CodeLogits
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.tokens import Tokens
@@ -388,7 +388,7 @@ def test_an_answer_of_chat_is_spoken_as_the_engine_speaks_it(
     )
     vocoder = model.machine.vocoder
     assert vocoder is not None
-    mouth = Mouth(
+    speaker = Speaker(
         parts=parts,
         vocoder=vocoder,
         voice="any",
@@ -399,7 +399,7 @@ def test_an_answer_of_chat_is_spoken_as_the_engine_speaks_it(
     )
     text, rows = list(zip(ids, states, strict=True)), []
     for piece, last in ((text[:10], False), (text[10:], True)):
-        steps = mouth.say(piece, lambda *_: None, last=last)
+        steps = speaker.speak(piece, lambda *_: None, last=last)
         work = next(steps)
         with contextlib.suppress(StopIteration):
             while True:

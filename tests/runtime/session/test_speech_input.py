@@ -18,7 +18,7 @@ from protocol.values.model import UNIT_SAMPLES, Unit
 from protocol.wire.audio import to_pcm16
 from runtime.media.speech_detector import EnergyJudge, SpeechDetector
 from runtime.model.backends.scripted import ScriptedBackend
-from runtime.model.backends.scripted_chat import Heard
+from runtime.model.backends.scripted_chat import Transcribed
 from runtime.session.speech_input import (
     SECONDS_WAITING_MAX,
     UTTERANCE_S_MAX,
@@ -158,7 +158,7 @@ def test_what_comes_too_fast_is_left_out() -> None:
 @pytest.mark.parametrize("fault", ["fail", "gone"])
 def test_a_model_that_fails_ends_no_session(fault: Any) -> None:
     """A session would end for its captions."""
-    backend = ScriptedBackend(hears=lambda _: Heard(fault=fault))
+    backend = ScriptedBackend(transcription=lambda _: Transcribed(fault=fault))
     inbox, model = write(*units(LOUD, LOUD, QUIET), backend=backend)
     assert inbox.events == []
     assert not model.held_slots

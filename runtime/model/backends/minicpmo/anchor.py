@@ -259,12 +259,12 @@ class Anchor(InSlot):
             if isinstance(piece, See):
                 rows.append((yield piece))  # (64, width)
             else:
-                rows.append((yield from self._hear(piece)))  # (10, width)
+                rows.append((yield from self._encode_sound(piece)))  # (10, width)
             fed += [EMBEDDED] * len(rows[-1])
         assert len(fed) == checked.rows + len(self._carried), (len(fed), checked.rows)
         return torch.cat(rows), tuple(fed)
 
-    def _hear(self, pcm: Tensor) -> Steps[Tensor]:
+    def _encode_sound(self, pcm: Tensor) -> Steps[Tensor]:
         parts = self._machine.parts
         mel, self._mel = parts.front_end.next_frames(pcm, self._mel)
         units = 0 if self._audio_units == parts.config.audio.units else self._audio_units

@@ -208,18 +208,18 @@ class ChatTurn(InSlot):
                 length=self._length,
                 stop=stop,
                 emit=emit,
-                mouth=self._mouth(lambda: cut is None and self._is_interrupted),
+                speaker=self._speaker(lambda: cut is None and self._is_interrupted),
             )
             result = yield from answer.run(self._first)
         self._phase = "ran"
         return result
 
-    def _mouth(self, is_cut: Callable[[], bool]) -> Mouth | None:
-        """Return the answer's speaker; None if speech is not requested or not available."""
+    def _speaker(self, is_cut: Callable[[], bool]) -> Speaker | None:
+        """The answer's speech; None if speech is not requested or not available."""
         vocoder = self._machine.vocoder
         if vocoder is None or self._voice is None:
             return None
-        return Mouth(
+        return Speaker(
             parts=self._machine.parts,
             vocoder=vocoder,
             voice=self._voice,
@@ -255,7 +255,7 @@ class Answer:
     Attributes:
         length: tokens in the slot.
         stop: asked before each token and after the last; True cuts there.
-        mouth: the speaker, which checks for cuts in speech itself; None: text only.
+        speaker: speaks it, and checks for cuts in speech itself; None: text only.
         generated: ids so far, without the ending.
         emitted: number of these ids in pieces.
         chunks: pieces so far.
@@ -272,7 +272,7 @@ class Answer:
     length: int
     stop: Callable[[int], bool]
     emit: Emit
-    mouth: Mouth | None
+    speaker: Speaker | None
     generated: list[int] = attrs.field(factory=list)
     emitted: int = 0
     chunks: int = 0
@@ -316,7 +316,7 @@ class Answer:
         flushed: list[tuple[bytes, tuple[int, ...]]] = []
         if cut is None:
             waiting += self._end(stream)
-            if self.mouth is not None and (waiting or self.mouth.codes):
+            if self.speaker is not None and (waiting or self.speaker.codes):
                 step = len(self.generated) + ended
                 if self.stop(step) or not (yield from self._last_words(waiting, flushed)):
                     cut = step
@@ -376,20 +376,20 @@ class Answer:
         self, waiting: list[tuple[int, Tensor]], flushed: list[tuple[bytes, tuple[int, ...]]]
     ) -> Steps[bool]:
         """Speak the rest; its end is kept in `flushed`, all before is emitted."""
-        assert self.mouth is not None
+        assert self.speaker is not None
 
         def keep(pcm: bytes, codes: tuple[int, ...]) -> None:
             if flushed:
                 self._speech(*flushed.pop())
             flushed.append((pcm, codes))
 
-        return (yield from self.mouth.say(waiting, keep, last=True))
+        return (yield from self.speaker.speak(waiting, keep, last=True))
 
     def _speak_chunks(self, waiting: list[tuple[int, Tensor]]) -> Steps[bool]:
         """Speak the first tokens that wait, ten at a time, and remove them; False: cut."""
-        while self.mouth is not None and len(waiting) >= TEXT_A_CHUNK:
+        while self.speaker is not None and len(waiting) >= TEXT_A_CHUNK:
             chunk, waiting[:] = waiting[:TEXT_A_CHUNK], waiting[TEXT_A_CHUNK:]
-            is_done = yield from self.mouth.say(chunk, self._speech, last=False)
+            is_done = yield from self.speaker.speak(chunk, self._speech, last=False)
             if not is_done:
                 return False
         return True
@@ -444,10 +444,10 @@ class Answer:
         self.emit(piece)
 
     def _result(self, result: md.TurnResult, first: Fed, began: int) -> md.TurnResult:
-        trace, mouth = first.logits.trace().result(), self.mouth
+        trace, speaker = first.logits.trace().result(), self.speaker
         wall = (time.perf_counter_ns() - began) // 1000
-        tts = 0 if mouth is None else mouth.tts_ns // 1000
-        vocoder = 0 if mouth is None else mouth.vocoder_ns // 1000
+        tts = 0 if speaker is None else speaker.tts_ns // 1000
+        vocoder = 0 if speaker is None else speaker.vocoder_ns // 1000
         return attrs.evolve(
             result,
             logits_hash=trace.digest,
@@ -469,12 +469,12 @@ TEXT_A_CHUNK: Final = 10
 CODES_MAX: Final = 500
 """Maximum codes for these tokens: 20 seconds, as in the public code."""
 
-Tell = Callable[[bytes, tuple[int, ...]], None]
+SoundSink = Callable[[bytes, tuple[int, ...]], None]
 """Takes sound (float32 LE, 24 kHz) and its codes."""
 
 
 @attrs.define(kw_only=True)
-class Mouth:
+class Speaker:
     """The speaking side of one answer.
 
     Attributes:
@@ -508,18 +508,20 @@ class Mouth:
     def __attrs_post_init__(self) -> None:
         self.voicing = Voicing(buffer=(self.vocoder.silent_code,) * LOOKAHEAD)
 
-    def say(self, text: Sequence[tuple[int, Tensor]], tell: Tell, *, last: bool) -> Steps[bool]:
+    def speak(
+        self, text: Sequence[tuple[int, Tensor]], sink: SoundSink, *, last: bool
+    ) -> Steps[bool]:
         """Speak text: token ids, each with its hidden state (width,).
 
-        `tell` gets each second of sound, after the `last` text the flushed rest. False: cut.
+        `sink` gets each second of sound, after the `last` text the flushed rest. False: cut.
         """
         began = time.perf_counter_ns()
         before_ns = self.vocoder_ns
-        is_said = yield from self._codes(self._rows(text, last=last), tell)
+        is_done = yield from self._codes(self._rows(text, last=last), sink)
         self.tts_ns += time.perf_counter_ns() - began - (self.vocoder_ns - before_ns)
-        if is_said and last:
-            is_said = yield from self._sound(tell, last=True)
-        return is_said
+        if is_done and last:
+            is_done = yield from self._sound(sink, last=True)
+        return is_done
 
     def _rows(self, text: Sequence[tuple[int, Tensor]], *, last: bool) -> Tensor:
         """The opening rows of a text, (text + 1 or 2, hidden)."""
@@ -529,7 +531,7 @@ class Mouth:
             rows = torch.cat((rows[:-1], tts.emb_text.weight[eos][None], rows[-1:]))
         return rows
 
-    def _codes(self, rows: Tensor, tell: Tell) -> Steps[bool]:
+    def _codes(self, rows: Tensor, sink: SoundSink) -> Steps[bool]:
         seed, turn = self.key
         if self.length + len(rows) + CODES_MAX > self.capacity:
             self.length = 0  # Restart the cache; its content is overwritten.
@@ -548,12 +550,12 @@ class Mouth:
             rows = self.parts.tts.code(code)
             most_waiting = CODES_A_UNIT if self.sounded else self.vocoder.first_codes
             if len(self.codes) - self.sounded == most_waiting:
-                is_said = yield from self._sound(tell, last=False)
-                if not is_said:
+                is_done = yield from self._sound(sink, last=False)
+                if not is_done:
                     return False
         return True
 
-    def _sound(self, tell: Tell, *, last: bool) -> Steps[bool]:
+    def _sound(self, sink: SoundSink, *, last: bool) -> Steps[bool]:
         began = time.perf_counter_ns()
         codes, self.sounded = tuple(self.codes[self.sounded :]), len(self.codes)
         seed, turn = self.key
@@ -566,5 +568,5 @@ class Mouth:
         self.vocoder_ns += time.perf_counter_ns() - began
         if self.is_cut():
             return False
-        tell(np.concatenate([np.zeros(0, np.float32), *sound]).astype("<f4").tobytes(), codes)
+        sink(np.concatenate([np.zeros(0, np.float32), *sound]).astype("<f4").tobytes(), codes)
         return True

@@ -195,7 +195,7 @@ class Machine:
     def _answer(self, works: Sequence[Any]) -> list[Any]:
         answers: dict[type[Work], Callable[[Sequence[Any]], list[Any]]] = {
             See: self._see,
-            Hearing: self._hear,
+            Hearing: self._encode_sound,
             Recall: self._recall,
             Feed: self._feed,
             Speak: self._speak,
@@ -219,13 +219,13 @@ class Machine:
         (mel,) = send([self.parts.front_end.clip(work.pcm)], self.llm.keys)
         return list(self.parts.audio_projection_layer(self.parts.apm.reference(mel[None])))
 
-    def _hear(self, hearings: Sequence[Hearing]) -> list[Tensor]:
+    def _encode_sound(self, hearings: Sequence[Hearing]) -> list[Tensor]:
         mels = send([hearing.mel for hearing in hearings], self.audio.keys)
         sent = [attrs.evolve(one, mel=mel) for one, mel in zip(hearings, mels, strict=True)]
         if self._together:
             frames = self.parts.apm.frames(sent, together=not self.means.is_alone)
             return list(self._sound_of.run(frames, [one.row for one in sent])[0])
-        rows = self.parts.apm.hear(sent, self.audio)  # (B, 50, d_model)
+        rows = self.parts.apm.encode_units(sent, self.audio)  # (B, 50, d_model)
         return list(self.parts.audio_projection_layer(rows))  # (10, width) each
 
     def _feed(self, works: Sequence[Feed]) -> list[Fed]:

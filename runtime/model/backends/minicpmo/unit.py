@@ -182,7 +182,7 @@ class UnitRun:
             for picture in slices:
                 rows = yield See(picture=picture, is_alone=parts.is_on_cpu)  # (64, width)
                 seen[-1].append(rows)
-        sound = yield from self._hear()
+        sound = yield from self._encode_sound()
         if tokens.slots is None:
             pieces = _head(tokens, seen, sound)
         else:
@@ -192,7 +192,7 @@ class UnitRun:
         rows = [each if isinstance(each, Tensor) else parts.embed(each) for each in pieces]
         return (yield from self._feed(torch.cat(rows)))
 
-    def _hear(self) -> Steps[Tensor]:
+    def _encode_sound(self) -> Steps[Tensor]:
         parts, state = self.setting.parts, self.state
         pcm = torch.from_numpy(read_pcm(self.unit.pcm))  # (16000,)
         mel, carry = parts.front_end.next_frames(pcm, state.mel)
