@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Final
 
 import attrs
 import click
@@ -228,12 +228,14 @@ def _default_of(log: Path) -> Path:
 
 def _recover(log: Path, target: Path, watch: Watch, *, salvage: bool) -> Recovered:
     found = survey(log, salvage=salvage, watch=watch)
-    about: dict[str, Any] = {
-        "records": found.records,
-        "units": found.units,
-        "tail_bytes": found.tail_bytes,
-    }
-    result = Recovered(log=str(log), result="sound", damage=found.damage_count, **about)
+    result = Recovered(
+        log=str(log),
+        result="sound",
+        records=found.records,
+        units=found.units,
+        damage=found.damage_count,
+        tail_bytes=found.tail_bytes,
+    )
     if found.is_sound:
         return result
     with new_file(target) as part:
