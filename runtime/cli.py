@@ -103,6 +103,16 @@ DEV: Final[Commands] = MappingProxyType(
         "shrink": ("replay.shrink.command", "Find the smallest log that fails."),
     }
 )
+MOVED: Final = MappingProxyType(
+    {
+        "console": "antiphon serve --open",
+        "worker": "antiphon workers start",
+        "sessions": "antiphon recordings list",
+        "fuzz": "python -m tests.fuzz, in a clone of the repository",
+        "help": "antiphon --help",
+    }
+)
+"""What is meant by words that are no commands, or not any more."""
 WITHIN: Final = MappingProxyType({"recordings": RECORDINGS, "workers": WORKERS, "dev": DEV})
 """The groups whose commands may be named without the group's name, by mistake."""
 EXIT_BY_SIGNAL: Final = 128
@@ -201,10 +211,10 @@ class LazyGroup(click.Group):
             return super().resolve_command(ctx, args)
         except click.exceptions.NoSuchCommand as error:
             name = error.command_name
-            places = [f"{group} {name}" for group, table in WITHIN.items() if name in table]
-            meant = places or (["--help"] if name == "help" else [])
-            if self.groups is GROUPS and meant:
-                text = f"No such command {name!r}. Did you mean: antiphon {', '.join(meant)}?"
+            groups = [group for group, table in WITHIN.items() if name in table]
+            meant = [f"antiphon {group} {name}" for group in groups] or [MOVED.get(name, "")]
+            if self.groups is GROUPS and meant != [""]:
+                text = f"No such command {name!r}. Did you mean: {', '.join(meant)}?"
                 raise click.UsageError(text, ctx) from None
             raise click.exceptions.NoSuchCommand(name, possibilities=self.named, ctx=ctx) from None
 

@@ -23,9 +23,9 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (229, 1),
     "protocol": (14_076, 63),
     "recorder": (4_211, 31),
-    "runtime": (23_727, 140),
+    "runtime": (23_736, 140),
     "runtime/model": (10_853, 51),
-    "replay": (10_781, 57),
+    "replay": (10_783, 57),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
 ANCESTORS_MAX: Final = 3

@@ -186,17 +186,16 @@ def table(lines: Mapping[str, Any]) -> list[str]:
         most = {each["run"].arrival: each["served"] for each in lines.get(stage, ())}
         return ", ".join(f"{count} {arrival}" for arrival, count in most.items()) or "-"
 
-    grown = lines.get("grown", {})
-    sizes = ", ".join(f"{each['all'] / 1000:.2f} GB at {at} s" for at, each in grown.items())
-    rebuilt = ", ".join(
-        f"{each['rebuilt'].units / each['rebuilt'].exact:.2f} s"
-        for each in lines.get("rebuilt", ())
-    )
+    def found(stage: str, form: str, name: str = "") -> str:
+        """What a stage has said, also if it was stopped then."""
+        each = (value for key, value in lines.items() if key.startswith(f"{stage}: {name}"))
+        return ", ".join(form.format(value) for value in each) or "-"
+
     rows = {
         f"{LATE}, bf16": served("served"),
         f"{LATE}, int4": served("served int4"),
-        "a session's memory": sizes or "-",
-        "60 s rebuilt exactly": rebuilt or "-",
+        "a session's memory": found("grown", "{0[all]} MB at {0[s]} s", "a session after"),
+        "60 s rebuilt exactly": found("rebuilt", "{} s", engine.REBUILT_EXACTLY),
         "a log of `--deterministic`, replayed": lines.get("replayed", {}).get("result", "-"),
     }
     return [f"| {name} | {value} |" for name, value in rows.items()]
@@ -219,6 +218,9 @@ def main() -> None:
     )
     parser.add_argument("--due", choices=["both", *ARRIVALS], default="both", help="in `served`")
     parser.add_argument("--words", type=int, default=0, help="of the instructions, in `served`")
+    parser.add_argument(
+        "--patience", type=float, default=1.0, help="times as long for each stage, on a CPU"
+    )
     parser.add_argument("--layers", type=float, default=0.25, help="of `agreement`, a share")
     parser.add_argument("--out", type=made, help="a folder for what was found")
     parser.add_argument("--name", default="gpu", help="of the file in it")
@@ -230,7 +232,8 @@ def main() -> None:
     found.say("torch", (torch.__version__, torch.cuda.get_device_name() if is_cuda else "cpu"))
     began, model, is_of = time.perf_counter(), None, None
     for name in chosen:
-        found.stage, found.ends_s = name, time.perf_counter() + STAGES.get(name, math.inf)
+        limit_s = options.patience * STAGES.get(name, math.inf)
+        found.stage, found.ends_s = name, time.perf_counter() + limit_s
         wanted = "int4" if "int4" in name else options.quantize
         try:
             if name in ALONE or wanted != is_of:

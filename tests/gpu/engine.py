@@ -36,6 +36,8 @@ STAGED_UNITS: Final = 3
 PROFILED: Final = 16
 REBUILT: Final = (("speaking omni", 60),)
 """Seconds of a session that is rebuilt."""
+REBUILT_EXACTLY: Final = "exactly, of"
+"""Before what it took."""
 LOADS: Final = ("speaking audio", "speaking omni", "listening audio", "listening omni")
 GROWN_S: Final = (60, 300)
 """Seconds after which is measured what a session takes, ..."""
@@ -124,14 +126,15 @@ def grown(model: DuplexModel, say: Say) -> dict[str, dict[str, float]]:
             each = {name: (size - before[name]) / count for name, size in taken().items()}
             each |= {"audio": machine.audio.slot_bytes}
             each |= {"all": sum(each.values())}
-            found[str(end)] = {name: round(size / 1e6, 3) for name, size in each.items()}
-            say(f"a session after {end} s, MB", found[str(end)])
+            found[str(end)] = {name: round(size / 1e6, 1) for name, size in each.items()}
+            say(f"a session after {end} s, MB", {"s": end, **found[str(end)]})
         for session in opened:
             await session.release()
         return found
 
     (load,) = (load for name, load in loads(GROWN_S[-1]) if name == "speaking audio")
-    return interrupts.run(grow, load, min(GROWN, model.info.slots))
+    count = min(GROWN, machine.llm.positions // machine.llm.capacity)
+    return interrupts.run(grow, load, count)
 
 
 def rebuilt(model: DuplexModel, say: Say) -> list[dict[str, Any]]:
@@ -141,7 +144,7 @@ def rebuilt(model: DuplexModel, say: Say) -> list[dict[str, Any]]:
         (load,) = (load for name, load in loads(seconds) if name == wanted)
         speed = interrupts.run(run_rebuilt, EngineBackend(model), load)
         say(f"{wanted}, rebuilt", speed)
-        say(f"{wanted}, {seconds} s rebuilt exactly, s", round(speed.units / speed.exact, 2))
+        say(f"{REBUILT_EXACTLY} {wanted}, {seconds} s, s", round(speed.units / speed.exact, 2))
         found.append({"load": wanted, "rebuilt": speed})
     return found
 

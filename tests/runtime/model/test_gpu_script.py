@@ -46,13 +46,16 @@ def test_an_ordinary_run_finds_all_that_is_told(
     assert not any("| - |" in row for row in rows), rows
 
 
-def test_a_stage_ends_with_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_ends_with_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One that takes longer than planned would leave no time for the others."""
-    monkeypatch.setattr(script, "STAGES", {"grown": 0.0, "rebuilt": 60.0})
+    monkeypatch.setattr(script, "STAGES", {"rebuilt": 600.0, "grown": 0.0})
     found = run(tmp_path, monkeypatch, "--mute")
     assert found["grown: stopped"]
     assert "grown" not in found
     assert found["rebuilt"]
+    assert " MB at 1 s |" in capsys.readouterr().out  # What it had found.
 
 
 def test_parts_are_held_to_a_cpu_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
