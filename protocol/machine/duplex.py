@@ -13,7 +13,6 @@ import attrs
 
 from ..values import events as ev
 from ..values.behaviour import SENDS_USER_WORDS
-from ..values.errors import ErrorCode
 from ..values.limits import UNIT_FRAMES_MAX
 from ..values.live import UserWords
 from ..values.messages import Interrupted, Listen, Paused, Resumed, Speech, ToolCalled, ToolsState
@@ -83,11 +82,6 @@ class Duplex(Kind):
         if self.loop.tools.offered:
             tools = "called" if self.step.limits.duplex_tools else "not_called"
         self.peer.send_created(prompt_length=prompt_length, tools=tools)
-
-    def init_rejected(self, message: str) -> None:
-        """Return to CONNECTED: the client may send a better init."""
-        self.peer.send_error(ErrorCode.INVALID_PAYLOAD, message)
-        self.timers.set("init", self.step.limits.init_wait_s)
 
     def forget_client(self) -> None:
         """Forget the client of the session that a fork began from."""

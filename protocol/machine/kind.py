@@ -173,6 +173,11 @@ class Kind:
         else:
             self.end("backend_error")
 
+    def init_rejected(self, message: str) -> None:
+        """Return to CONNECTED: the client may send a better init."""
+        self.peer.send_error(errors.ErrorCode.INVALID_PAYLOAD, message)
+        self.timers.set("init", self.step.limits.init_wait_s)
+
     def finish(self, _reason: EndReason) -> None:
         """Send what is due before the end."""
 

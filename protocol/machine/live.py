@@ -129,11 +129,6 @@ class Live(Kind):
             text = "tools are kept, and no call of them is made"
             self.peer.send(lv.Notice(code="tools_not_called", text=text))
 
-    def init_rejected(self, message: str) -> None:
-        """Return to CONNECTED: the client may send a better init."""
-        self.peer.send_error(ErrorCode.INVALID_PAYLOAD, message)
-        self.timers.set("init", self.step.limits.init_wait_s)
-
     def timed_out(self, name: ev.TimerName) -> None:
         """Handle a timer: calls whose time is over end, and not the session."""
         if name == "calls":

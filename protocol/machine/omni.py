@@ -168,11 +168,6 @@ class Omni(Kind):
         self.peer.send_created(prompt_length=prompt_length, omni=self._in_force)
         self.peer.send(om.SessionUpdated(omni=self._in_force))
 
-    def init_rejected(self, message: str) -> None:
-        """Return to CONNECTED: the client may send a better init."""
-        self.peer.send_error(ErrorCode.INVALID_PAYLOAD, message)
-        self.timers.set("init", self.step.limits.init_wait_s)
-
     @property
     def _in_force(self) -> om.OmniSession:
         now, models = self.session, self.step.limits.models

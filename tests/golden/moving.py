@@ -174,6 +174,6 @@ MOVING_SCENES: dict[str, Scene] = {
     ),
     "moving-chat": Scene(play=asks, backend={"chat": breaks_off}, settings={"load": another()}),
     "moving-transcription": Scene(
-        play=is_heard, backend={"hears": deaf_at(3)}, settings={"load": another()}
+        play=is_heard, backend={"transcription": deaf_at(3)}, settings={"load": another()}
     ),
 }

@@ -127,14 +127,29 @@ TRANSCRIPTION_SCENES: dict[str, Scene] = {
         name: Scene(play=play, backend=backend, settings=settings)
         for name, play, backend, settings in (
             ("transcription-names", other_names, {}, {"served_model_names": ("whisper-1",)}),
-            ("transcription-fails", goes_on_and_is_silent, {"hears": failing}, {"idle_s": 3}),
+            (
+                "transcription-fails",
+                goes_on_and_is_silent,
+                {"transcription": failing},
+                {"idle_s": 3},
+            ),
             ("transcription-context-full", goes_on_and_is_silent, {"context_limit": 90}, {}),
-            ("transcription-gone", is_lost, {"hears": lambda _: Transcribed(fault="gone")}, {}),
-            ("transcription-hangs", is_lost, {"hears": lambda _: Transcribed(fault="hang")}, {}),
-            ("transcription-drained", is_drained, {"hears": failing}, {}),
+            (
+                "transcription-gone",
+                is_lost,
+                {"transcription": lambda _: Transcribed(fault="gone")},
+                {},
+            ),
+            (
+                "transcription-hangs",
+                is_lost,
+                {"transcription": lambda _: Transcribed(fault="hang")},
+                {},
+            ),
+            ("transcription-drained", is_drained, {"transcription": failing}, {}),
             ("transcription-shutdown", is_shut_down, {}, {}),
             ("transcription-timeout", goes_on_and_is_silent, {}, {"limit_transcription_s": 9}),
-            ("transcription-queue", waits, {**ONE_SLOT, "hears": failing}, {}),
+            ("transcription-queue", waits, {**ONE_SLOT, "transcription": failing}, {}),
         )
     },
 }

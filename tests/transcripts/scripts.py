@@ -182,10 +182,10 @@ SCRIPTS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         "calls-tools": {"script": listens, "duplex_tools": True, "calls": _calls_quickly},
         "calls-speaking": {"script": speaks, "duplex_tools": True, "calls": _calls_quickly},
         "chat-calls": {"chat": calls_tools},
-        "hears-slowly": {"hears": _hears_slowly},
-        "hears-fails": {"hears": _hears_but("fail")},
-        "hears-full": {"hears": _hears_but("context_full")},
-        "hears-lost": {"hears": _hears_but("gone")},
+        "hears-slowly": {"transcription": _hears_slowly},
+        "hears-fails": {"transcription": _hears_but("fail")},
+        "hears-full": {"transcription": _hears_but("context_full")},
+        "hears-lost": {"transcription": _hears_but("gone")},
         "chat-slow": {"chat": lambda turn: attrs.evolve(default_answer(turn), prefill_s=WAY_IN_S)},
     }
 )

@@ -201,21 +201,26 @@ _ITEM: Final = Table(
     checked("status", k.choice(("completed", "incomplete")), doc="Ignored."),
     Field("content", items(one(_PART), 1, 1), attr="parts"),
 )
+
+
+def _audio(coding: str, rate_hz: int, *more: Object) -> Object:
+    """The form of the sound in both directions; `coding` and `rate_hz` where none is given."""
+    rows = (
+        Field("type", k.choice(model.CODINGS), coding, attr="live.coding"),
+        Field("rate", RATE, rate_hz, attr="live.rate_hz"),
+    )
+    return Object("audio", Object("format", *rows, closed=CLOSED), *more, closed=CLOSED)
+
+
 _START: Final = Table(
     Init,
     Object(
         "session",
         Field("model", k.TEXT, attr="live.model"),
-        Object(
-            "audio",
-            Object(
-                "format",
-                Field("type", k.choice(model.CODINGS), "audio/pcm", attr="live.coding"),
-                Field("rate", RATE, model.LIVE_RATES_HZ[0], attr="live.rate_hz"),
-                closed=CLOSED,
-            ),
+        _audio(
+            "audio/pcm",
+            model.LIVE_RATES_HZ[0],
             Object("output", optional("voice", _VOICE, attr="ref_audio"), omit=True, closed=CLOSED),
-            closed=CLOSED,
         ),
         _delegation("live.delegation", "live.backend", "live.tools"),
         Field("input", items(one(_ITEM), HISTORY_MAX), (), attr="live.history", omit=True),
@@ -241,16 +246,7 @@ FORK_START: Final = Table(
     Object(
         "session",
         Field("model", k.TEXT, "", attr="live.model", omit=True),
-        Object(
-            "audio",
-            Object(
-                "format",
-                Field("type", k.choice(model.CODINGS), "", attr="live.coding"),
-                Field("rate", RATE, 0, attr="live.rate_hz"),
-                closed=CLOSED,
-            ),
-            closed=CLOSED,
-        ),
+        _audio("", 0),
         _delegation("live.delegation", "live.backend", "live.tools"),
         Field("store", RECORD.kind, True, attr="record", omit=True),
         is_required=True,

@@ -180,10 +180,6 @@ _TRANSCRIPTION_ANSWERS: Final = (
 
 
 _TYPES: Final = {table.kind: request for request, table in requests.REQUESTS.items()}
-_SILENT: Final = frozenset(
-    {ms.Queued, ms.QueueUpdate, ms.QueueDone, ms.Listen, ms.GoingAway, ms.Closed}
-)
-"""Messages of other dialects, without a frame here."""
 KNOWN: Final = frozenset({*_TYPES, "output_audio_buffer.clear", "transcription_session.update"})
 """Events of the API that a client may send."""
 
@@ -238,9 +234,11 @@ class OpenAI(Dialect):
                 tables = (answers.BEGAN if is_begun else answers.DONE,)
             case ms.Queued() | ms.QueueUpdate() if message.is_for_openai:
                 tables = (answers.WAITS,)
-            case ms.Closed() if message.reason not in REASONS:
-                raise LocalProtocolError(f"no end for {message.reason}: it is never told")
-            case _ if type(message) in _SILENT:
+            case ms.Closed(reason=reason) if reason not in REASONS:
+                raise LocalProtocolError(f"no end for {reason}: it is never told")
+            case ms.Closed() | ms.Queued() | ms.QueueUpdate() | ms.QueueDone():
+                tables = ()
+            case ms.Listen() | ms.GoingAway():
                 tables = ()
             case _:
                 tables = (self._written[type(message)],)

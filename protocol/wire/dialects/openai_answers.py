@@ -53,22 +53,17 @@ _CALL: Final = _call("completed", "A JSON object, as text.")
 _MESSAGE: Final = Table(oa.Item, _ID, _OBJECT, _TYPE, _ROLE, _STATUS, _CONTENT)
 _RESULT: Final = tools.result_item(_ID, _OBJECT, fixed("status", "completed"))
 _ITEM: Final = Field("item", tools.any_item(_MESSAGE, _CALL, _RESULT))
+_SPOKEN: Final = (_ID, _OBJECT, fixed("type", "message"), fixed("role", "assistant"))
 _NEW_ITEM: Final = Table(
     oa.Item,
-    _ID,
-    _OBJECT,
-    fixed("type", "message"),
-    fixed("role", "assistant"),
+    *_SPOKEN,
     fixed("status", "in_progress"),
     requests.nothing("content"),
     make=lambda values: oa.Item(role="assistant", status="in_progress", **values),
 )
 _WHOLE_ITEM: Final = Table(
     oa.Item,
-    _ID,
-    _OBJECT,
-    fixed("type", "message"),
-    fixed("role", "assistant"),
+    *_SPOKEN,
     Field("status", choice(("completed", "incomplete"))),
     Field(
         "content", items(requests.sent_part(("output_text", "output_audio")), 1), (), attr="parts"
@@ -162,6 +157,7 @@ def _input(kind: str, *rows: Field) -> Table:
 
 
 _INPUT_ITEM: Final = Field("item_id", TEXT)
+_OF_INPUT: Final = (EVENT_ID, _INPUT_ITEM, _zero("content_index"))
 
 
 def conversation(kind: str, *rows: Row) -> Table:
@@ -312,18 +308,14 @@ _SECONDS: Final = Kind(
 TRANSCRIPTS: Final = {
     "transcript_delta": Table(
         oa.InputStep,
-        EVENT_ID,
-        _INPUT_ITEM,
-        _zero("content_index"),
+        *_OF_INPUT,
         Field("delta", TEXT, attr="text", doc="A piece of the transcript."),
         tag={"type": f"{TRANSCRIPTION}.delta"},
         lacks={"kind": "transcript_delta"},
     ),
     "transcript_done": Table(
         oa.InputStep,
-        EVENT_ID,
-        _INPUT_ITEM,
-        _zero("content_index"),
+        *_OF_INPUT,
         Field("transcript", TEXT, attr="text", doc="The whole transcript."),
         Object(
             "usage",
@@ -354,9 +346,7 @@ INPUTS: Final = {
 }
 FAILED: Final = Table(
     oa.InputStep,
-    EVENT_ID,
-    _INPUT_ITEM,
-    _zero("content_index"),
+    *_OF_INPUT,
     Object(
         "error",
         fixed("type", "server_error"),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import anyio
+import attrs
 import pytest
 
 from protocol.values import effects as ef
@@ -21,7 +21,7 @@ from protocol.values.limits import (
     TEXTS_A_SECOND,
     TOOLS_MAX,
 )
-from protocol.values.model import Opened, Span, Unit, UnitInput
+from protocol.values.model import Span, Unit, UnitInput
 from recorder.format.format import SUFFIX
 from recorder.format.records import Record
 from recorder.format.steps import steps
@@ -29,7 +29,14 @@ from recorder.read.reader import LogReader
 from replay.rerun.full import replay_fully
 from replay.rerun.logic import replay
 from runtime.model.backends.base import SILENT_STEPS_MIN
-from runtime.model.backends.scripted import Call, ScriptedBackend, Speaks, Step, calling
+from runtime.model.backends.scripted import (
+    Call,
+    ScriptedBackend,
+    ScriptedSession,
+    Speaks,
+    Step,
+    calling,
+)
 from runtime.session.setup import Parent
 from tests.sessions.in_memory import (
     Body,
@@ -534,8 +541,12 @@ def test_a_session_without_a_place_for_events_refuses_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its model would never be fed what the client was told is kept."""
-    opened = partial(Opened, takes_events=False)
-    monkeypatch.setattr("runtime.model.backends.scripted.Opened", opened)
+    begin = ScriptedSession.__init__
+
+    def begin_without(self: ScriptedSession, *made: Any) -> None:
+        begin(self, *made[:-1], attrs.evolve(made[-1], takes_events=False))
+
+    monkeypatch.setattr(ScriptedSession, "__init__", begin_without)
 
     async def play(server: World) -> None:
         peer = server.connect("audio")
