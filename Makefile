@@ -52,7 +52,7 @@ lint: $(INSTALLED)
 	@$(BIN)/mypy
 
 bench: $(INSTALLED)
-	@$(BIN)/antiphon dev bench --json $(ARGS)
+	@$(BIN)/python -m tests.bench.units --json $(ARGS)
 
 docs: $(INSTALLED)
 	@$(BIN)/python -m docs.site $(ARGS)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from itertools import zip_longest
 from pathlib import Path
 from typing import Final, Self, TypeAlias
@@ -30,24 +31,12 @@ from typing import Final, Self, TypeAlias
 import attrs
 import zstandard
 
+from .format import format as layout
 from .format.blobs import EXACT_16, RAW, cut_of, pack_flac
 from .format.blocks import FIN_FIELDS, LEVEL, Batch, Chain, Compressor, Frame
-from .format.encoding import Framed, RecordEncoder, to_json
+from .format.encoding import Framed, RecordEncoder, header_json
 from .format.errors import FormatError, LogUnsound, RecorderError
 from .format.expansion import Expansion, header_cost
-from .format.format import (
-    BLOCK_BYTES,
-    COMPACT_VERSION,
-    FORMAT_VERSION,
-    HEADER_BYTES,
-    MARK,
-    MIB,
-    BlockHeader,
-    Piece,
-    frame_record,
-    split_records,
-    unpack_header,
-)
 from .format.records import Fields, Record, Value
 from .read.decoding import PART_VALUES, StoredRecord, decode, parse
 from .read.reader import LogReader, no_record, unit_index
@@ -61,7 +50,7 @@ Watch = Callable[[int], None]
 # -- rewriting -------------------------------------------------------------------------------------
 
 
-_ROOM: Final = bytes(HEADER_BYTES)
+_ROOM: Final = bytes(layout.HEADER_BYTES)
 _LENGTH_AT: Final = {3: 1, PART_VALUES: 3}
 """Where an entry of a blob table says the length, by its number of values."""
 LENGTHS_MAX: Final = 1 << 16
@@ -96,9 +85,7 @@ class Rewriter:
     `OSError`: the file exists, or the disk refused; also from each writing method.
     """
 
-    def __init__(
-        self, path: Path, *, compressor: Compressor, block_bytes: int, version: int = FORMAT_VERSION
-    ) -> None:
+    def __init__(self, path: Path, compressor: Compressor, block_bytes: int, version: int) -> None:
         self.version = version
         self.next_seq = 0
         self.at_ns = 0
@@ -114,11 +101,6 @@ class Rewriter:
 
     def __exit__(self, *_: object) -> None:
         self._disk.close(self._descriptor)
-
-    @property
-    def blocks(self) -> int:
-        """Number of blocks written."""
-        return self._chain.blocks
 
     @property
     def wants_head_copy(self) -> bool:
@@ -146,7 +128,7 @@ class Rewriter:
             self._flush()
 
     def copy(
-        self, header: BlockHeader, compressed: bytes, kinds: Sequence[str], last_ns: int
+        self, header: layout.BlockHeader, compressed: bytes, kinds: Sequence[str], last_ns: int
     ) -> None:
         """Copy a block of records of `kinds`; it has a head copy exactly if `wants_head_copy`.
 
@@ -205,13 +187,13 @@ class NotRecoverable(RecorderError):  # noqa: N818
     """The log cannot be recovered, or needs no recovery now."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class Survey:
-    """The intact records of a log.
+    """The intact records of a log, noted while it is read.
 
     Attributes:
+        salvage: records after lost ones are kept too.
         kept: `seq` ranges of the records to keep, in order, start and stop; without `fin`.
-        records_lost: known to be lost, or after the end that is kept.
         tail_bytes: of an incomplete block at its end.
         units: last kept unit's index plus one; 0 without units.
         fin: the caller's fields of `fin`; None if it is lost or left out.
@@ -219,24 +201,58 @@ class Survey:
         is_sound: no damage, nothing missing.
     """
 
-    kept: tuple[tuple[int, int], ...]
-    records: int
-    records_lost: int
-    damage_count: int
-    tail_bytes: int
-    units: int
-    fin: Fields | None
-    fin_ns: int | None
-    is_sound: bool
+    salvage: bool
+    kept: list[tuple[int, int]] = attrs.field(factory=list)
+    records: int = 0
+    damage_count: int = 0
+    tail_bytes: int = 0
+    units: int = 0
+    fin: Fields | None = None
+    fin_ns: int | None = None
+    is_sound: bool = False
+    _reach: int = attrs.field(default=0, init=False)
+    _breaks_chain: bool = attrs.field(default=False, init=False)
+    _is_over: bool = attrs.field(default=False, init=False)
+
+    @property
+    def records_lost(self) -> int:
+        """Records known to be lost, or after the end that is kept."""
+        return self._reach - self.records
+
+    def note(self, item: Record | Damage) -> None:
+        """Take the next record, or damage."""
+        if isinstance(item, Damage):
+            self._note_damage(item)
+            return
+        next_seq = self.kept[-1][1] if self.kept else 0
+        if item.seq == next_seq:  # the head comes from either block that still has it
+            self._is_over |= self._breaks_chain and item.seq > 0
+        else:
+            self._is_over |= not self.salvage
+        self._breaks_chain = False
+        is_fin = item.kind == "fin"
+        self._reach = max(self._reach, item.seq + (not is_fin))
+        if is_fin and not self._is_over:
+            self.fin, self.fin_ns = _own_fields(item), item.at_ns
+        elif not self._is_over:
+            start = self.kept.pop()[0] if self.kept and item.seq == next_seq else item.seq
+            self.kept.append((start, item.seq + 1))
+            self.records += 1
+            unit = unit_index(item)
+            self.units = self.units if unit is None else unit + 1
+
+    def _note_damage(self, damage: Damage) -> None:
+        if damage.reason == "version":
+            raise NotRecoverable(f"a newer version wrote it: {damage.detail}")
+        self.damage_count += 1
+        self._breaks_chain |= damage.reason == "chain"
+        if damage.first_seq is not None:
+            self._reach = max(self._reach, damage.first_seq + damage.records)
 
 
-@attrs.frozen(kw_only=True)
-class Recovered:
-    """A recovered log: the survey of its source, its size, and the reason in its `fin`."""
-
-    survey: Survey
-    file_bytes: int
-    reason: Value
+def _own_fields(fin: Record) -> dict[str, Value]:
+    """The fields of `fin` that are not the recorder's."""
+    return {name: value for name, value in fin.fields.items() if name not in FIN_FIELDS}
 
 
 def is_lost(record: Record) -> bool:
@@ -254,49 +270,44 @@ def survey(path: Path, *, salvage: bool = False, watch: Watch = lambda _: None) 
     """
     if is_held(path):
         raise NotRecoverable("a server is writing it")
-    tally = _Tally(salvage=salvage)
+    found = Survey(salvage=salvage)
     with LogReader(path) as reader:
-        left_bytes = reader.tail_bytes
-        for item in reader:
-            tally.note(item)
-            watch(left_bytes - reader.tail_bytes)
-            left_bytes = reader.tail_bytes
-        tail_bytes = reader.tail_bytes
-    is_whole = tally.damage_count == 0 and tail_bytes == 0 and tally.fin is not None
-    is_sound = is_whole and verify(path).state == "finished"
-    return tally.survey(tail_bytes=tail_bytes, is_sound=is_sound)
+        for item in reader.watched(watch):
+            found.note(item)
+        found.tail_bytes = reader.tail_bytes
+    is_whole = not found.damage_count and not found.tail_bytes and found.fin is not None
+    found.is_sound = is_whole and verify(path).state == "finished"
+    return found
 
 
-def recover(
-    source: Path, target: Path, found: Survey, *, watch: Watch = lambda _: None
-) -> Recovered:
+def recover(source: Path, target: Path, found: Survey, *, watch: Watch = lambda _: None) -> Value:
     """Write the intact records that `survey` found as a new file `target`, and verify it.
+
+    Returns the reason in its `fin`.
 
     Raises:
         NotRecoverable: too many consecutive records are lost to be marked.
         LogUnsound: the new log is invalid: the source changed meanwhile.
         OSError: the disk refused, or `target` exists.
     """
-    file = FileSource(source)
-    try:
+    with (
+        closing(FileSource(source)) as file,
+        Rewriter(target, Compressor(), layout.BLOCK_BYTES, layout.FORMAT_VERSION) as writer,
+    ):
         fin = _fin_fields(found, file.size())
-        compressor = Compressor()
-        with Rewriter(target, compressor=compressor, block_bytes=BLOCK_BYTES) as writer:
-            copier = _Copier(source=file, found=found, writer=writer)
-            end = 0
-            for item in Scanner(file):
-                if isinstance(item, Block):
-                    copier.take(item)
-                    watch(item.end - end)
-                    end = item.end
-            watch(file.size() - end)
-            writer.finish(fin, writer.at_ns if found.fin_ns is None else found.fin_ns)
-    finally:
-        file.close()
+        copier = _Copier(source=file, found=found, writer=writer)
+        end = 0
+        for item in Scanner(file):
+            if isinstance(item, Block):
+                copier.take(item)
+                watch(item.end - end)
+                end = item.end
+        watch(file.size() - end)
+        writer.finish(fin, writer.at_ns if found.fin_ns is None else found.fin_ns)
     report = verify(target)
     if report.state != "finished" or report.records != found.records + copier.marks + 1:
         raise LogUnsound(f"{source.name} changed while it was recovered")
-    return Recovered(survey=found, file_bytes=target.stat().st_size, reason=fin["reason"])
+    return fin["reason"]
 
 
 def _fin_fields(found: Survey, file_bytes: int) -> Fields:
@@ -315,78 +326,6 @@ def _fin_fields(found: Survey, file_bytes: int) -> Fields:
 
 
 @attrs.define(kw_only=True)
-class _Tally:
-    salvage: bool
-    kept: list[tuple[int, int]] = attrs.field(factory=list)
-    records: int = 0
-    reach: int = 0
-    damage_count: int = 0
-    units: int = 0
-    fin: Fields | None = None
-    fin_ns: int | None = None
-    breaks_chain: bool = False
-    is_over: bool = False
-
-    def note(self, item: Record | Damage) -> None:
-        if isinstance(item, Damage):
-            self._note_damage(item)
-            return
-        self._judge(item)
-        self.breaks_chain = False
-        if item.kind == "fin":
-            self.reach = max(self.reach, item.seq)
-            if not self.is_over:
-                self.fin = {k: v for k, v in item.fields.items() if k not in FIN_FIELDS}
-                self.fin_ns = item.at_ns
-            return
-        self.reach = max(self.reach, item.seq + 1)
-        if not self.is_over:
-            self._keep(item)
-
-    def survey(self, *, tail_bytes: int, is_sound: bool) -> Survey:
-        return Survey(
-            kept=tuple(self.kept),
-            records=self.records,
-            records_lost=self.reach - self.records,
-            damage_count=self.damage_count,
-            tail_bytes=tail_bytes,
-            units=self.units,
-            fin=self.fin,
-            fin_ns=self.fin_ns,
-            is_sound=is_sound,
-        )
-
-    @property
-    def next_seq(self) -> int:
-        return self.kept[-1][1] if self.kept else 0
-
-    def _note_damage(self, damage: Damage) -> None:
-        if damage.reason == "version":
-            raise NotRecoverable(f"a newer version wrote it: {damage.detail}")
-        self.damage_count += 1
-        self.breaks_chain |= damage.reason == "chain"
-        if damage.first_seq is not None:
-            self.reach = max(self.reach, damage.first_seq + damage.records)
-
-    def _judge(self, record: Record) -> None:
-        """End the log where records are lost, and before a block that does not chain."""
-        if record.seq == self.next_seq:
-            # The head comes from either block that still has it.
-            self.is_over |= self.breaks_chain and record.seq > 0
-        else:
-            self.is_over |= not self.salvage
-
-    def _keep(self, record: Record) -> None:
-        if self.kept and self.kept[-1][1] == record.seq:
-            self.kept[-1] = (self.kept[-1][0], record.seq + 1)
-        else:
-            self.kept.append((record.seq, record.seq + 1))
-        self.records += 1
-        unit = unit_index(record)
-        self.units = self.units if unit is None else unit + 1
-
-
-@attrs.define(kw_only=True)
 class _Copier:
     source: FileSource
     found: Survey
@@ -402,7 +341,7 @@ class _Copier:
         wanted = [seq for seq in range(header.first_seq, header.next_seq) if self._is_kept(seq)]
         if not wanted:
             return
-        framed = list(split_records(block.payload, header.n_records))
+        framed = block.parts()
         copy = framed.pop(0) if header.has_head_copy else None
         if copy is not None and self.writer.next_seq == 0:
             self._put(copy)
@@ -425,23 +364,19 @@ class _Copier:
 
     def _copy(self, block: Block, framed: Sequence[Parts]) -> None:
         records = [parse(*parts).record for parts in framed]
-        compressed = self.source.read(block.offset + HEADER_BYTES, block.header.compressed_len)
+        start, size = block.offset + layout.HEADER_BYTES, block.header.compressed_len
         kinds = [record.kind for record in records]
-        self.writer.copy(block.header, compressed, kinds, records[-1].at_ns)
+        self.writer.copy(block.header, self.source.read(start, size), kinds, records[-1].at_ns)
 
     def _put(self, parts: Parts) -> None:
         header, area = parts
         if self._head is None:
             self._head = header + bytes(area)
         stored = parse(header, area)
-        start = frame_record(header, len(area))
-        framed = Framed(
-            pieces=[start, area],
-            framed_bytes=len(start) + len(area),
-            cost=self._costs.of(stored, header),
-            has_samples=any(len(entry) == 3 and entry[0] != RAW for entry in stored.table),
-        )
-        self.writer.put(stored.record, framed)
+        start = layout.frame_record(header, len(area))
+        has_samples = any(len(entry) == 3 and entry[0] != RAW for entry in stored.table)
+        size, cost = len(start) + len(area), self._costs.of(stored, header)
+        self.writer.put(stored.record, Framed([start, area], size, cost, has_samples))
 
     def _fill(self, next_seq: int) -> None:
         lost = next_seq - self.writer.next_seq
@@ -455,7 +390,7 @@ class _Copier:
 # -- compaction ------------------------------------------------------------------------------------
 
 
-KEPT_BLOCK_BYTES: Final = MIB
+KEPT_BLOCK_BYTES: Final = layout.MIB
 """Block size. Four times as much saves 0.3 %, but one bad bit would cost half a minute."""
 COMPACTED: Final = "compacted"
 """The field of `fin` that describes the log before compaction."""
@@ -471,18 +406,16 @@ class Compacted:
 
     before_bytes: int
     after_bytes: int
-    blocks: int
-    records: int
     flac_blobs: int
 
 
 def is_compact(path: Path) -> bool:
     """Whether the log is already compacted; `FormatError` if it is not a log, or `OSError`."""
     with path.open("rb") as file:
-        head = file.read(HEADER_BYTES)
-    if not head.startswith(MARK):
+        head = file.read(layout.HEADER_BYTES)
+    if not head.startswith(layout.MARK):
         raise FormatError("this is not a recording")
-    return unpack_header(head).version >= COMPACT_VERSION
+    return layout.unpack_header(head).version >= layout.COMPACT_VERSION
 
 
 def compact(source: Path, target: Path, *, watch: Watch = lambda _: None) -> Compacted:
@@ -494,38 +427,32 @@ def compact(source: Path, target: Path, *, watch: Watch = lambda _: None) -> Com
         OSError: a file cannot be read or written, or `target` exists.
     """
     _check(source)
-    file = FileSource(source)
-    try:
-        before_bytes = file.size()
-        compressor = Compressor(is_live=False)
-        with Rewriter(
-            target, compressor=compressor, block_bytes=KEPT_BLOCK_BYTES, version=COMPACT_VERSION
-        ) as writer:
-            packer = _Packer()
-            end = 0
-            expansion = Expansion(file.size)
-            for block in _blocks(file, expansion):
-                found = _records(block)
-                packed = [(it.record, packer.repack(it)) for it in found if it.record.kind != "fin"]
-                writer.make_room(sum(framed.framed_bytes for _, framed in packed))
-                for record, framed in packed:
-                    writer.put(record, framed)
-                if found[-1].record.kind == "fin":
-                    fin = _compacted_fin(found[-1], before_bytes, expansion)
-                    writer.finish(fin, found[-1].record.at_ns)
-                watch(block.end - end)
-                end = block.end
-            watch(before_bytes - end)
-            blocks, records = writer.blocks, writer.next_seq
-    finally:
-        file.close()
+    packer, compressor = _Packer(), Compressor(is_live=False)
+    with (
+        closing(FileSource(source)) as file,
+        Rewriter(target, compressor, KEPT_BLOCK_BYTES, layout.COMPACT_VERSION) as writer,
+    ):
+        before_bytes, end, expansion = file.size(), 0, Expansion(file.size)
+        for block in Scanner(file, expansion):
+            if not isinstance(block, Block):
+                raise LogUnsound("the log changed while it was compacted")
+            found = [parse(*parts) for parts in block.own_parts()]
+            packed = [(it.record, packer.repack(it)) for it in found if it.record.kind != "fin"]
+            writer.make_room(sum(framed.framed_bytes for _, framed in packed))
+            for record, framed in packed:
+                writer.put(record, framed)
+            if found[-1].record.kind == "fin":
+                fin = decode(found[-1], no_record, expansion)
+                before = {name: fin.fields[name] for name in sorted(FIN_FIELDS - {"counts"})}
+                about = {COMPACTED: {"file_bytes": before_bytes, **before}}
+                writer.finish({**_own_fields(fin), **about}, fin.at_ns)
+            watch(block.end - end)
+            end = block.end
+        watch(before_bytes - end)
     _compare(source, target)
+    after_bytes = target.stat().st_size
     return Compacted(
-        before_bytes=before_bytes,
-        after_bytes=target.stat().st_size,
-        blocks=blocks,
-        records=records,
-        flac_blobs=packer.flac_blobs,
+        before_bytes=before_bytes, after_bytes=after_bytes, flac_blobs=packer.flac_blobs
     )
 
 
@@ -541,25 +468,6 @@ def _check(source: Path) -> None:
         raise NotCompactable(str(report.detail))
 
 
-def _blocks(file: FileSource, expansion: Expansion) -> Iterator[Block]:
-    for item in Scanner(file, expansion):
-        if not isinstance(item, Block):
-            raise LogUnsound("the log changed while it was compacted")
-        yield item
-
-
-def _records(block: Block) -> list[StoredRecord]:
-    framed = list(split_records(block.payload, block.header.n_records))
-    return [parse(*parts) for parts in framed[block.header.has_head_copy :]]
-
-
-def _compacted_fin(stored: StoredRecord, file_bytes: int, expansion: Expansion) -> Fields:
-    fields = decode(stored, no_record, expansion).fields
-    before = {name: fields[name] for name in sorted(FIN_FIELDS - {"counts"})}
-    kept = {name: value for name, value in fields.items() if name not in FIN_FIELDS}
-    return {**kept, COMPACTED: {"file_bytes": file_bytes, **before}}
-
-
 class _Packer:
     """Repacks the blobs of records, and counts those that became FLAC."""
 
@@ -569,7 +477,7 @@ class _Packer:
         self._estimate: Final = zstandard.ZstdCompressor(level=LEVEL)
 
     def repack(self, stored: StoredRecord) -> Framed:
-        table, blobs = list[list[int]](), list[tuple[int, Piece]]()
+        table, blobs = list[list[int]](), list[tuple[int, layout.Piece]]()
         for entry, start in zip(stored.table, stored.starts, strict=True):
             if len(entry) != 3:
                 table.append(list(entry))
@@ -578,26 +486,15 @@ class _Packer:
             codec, blob = self._pack(codec, stored.area[start : start + stored_len])
             table.append([codec, length, len(blob)])
             blobs.append((codec, blob))
-        record = stored.record
-        header = {
-            "at_ns": record.at_ns,
-            "blobs": table,
-            "fields": record.fields,  # still encoded
-            "kind": record.kind,
-            "seq": record.seq,
-            "version": stored.version,
-        }
         area_bytes = sum(len(blob) for _, blob in blobs)
-        json_header = to_json(header)
-        head = frame_record(json_header, area_bytes)
-        return Framed(
-            pieces=[head, *(piece for codec, blob in blobs for piece in _pieces(codec, blob))],
-            framed_bytes=len(head) + area_bytes,
-            cost=self._costs.of(stored, json_header),
-            has_samples=any(codec != RAW for codec, _ in blobs),
-        )
+        fields = stored.record.fields  # still encoded
+        header = header_json(stored.record, table, fields, stored.version)
+        head = layout.frame_record(header, area_bytes)
+        pieces = [head, *(piece for codec, blob in blobs for piece in _pieces(codec, blob))]
+        has_samples = any(codec != RAW for codec, _ in blobs)
+        return Framed(pieces, len(head) + area_bytes, self._costs.of(stored, header), has_samples)
 
-    def _pack(self, codec: int, stored: memoryview) -> tuple[int, Piece]:
+    def _pack(self, codec: int, stored: memoryview) -> tuple[int, layout.Piece]:
         if codec != EXACT_16:
             return codec, stored
         packed = pack_flac(stored)
@@ -607,7 +504,7 @@ class _Packer:
         return packed.codec, packed.stored
 
 
-def _pieces(codec: int, blob: Piece) -> Iterator[Piece]:
+def _pieces(codec: int, blob: layout.Piece) -> Iterator[layout.Piece]:
     """Split a blob where its bytes start to compress differently."""
     cut = cut_of(codec, len(blob))
     if cut:

@@ -1,4 +1,4 @@
-"""The commands `antiphon replay` and `inspect`; see `commands` for the rules."""
+"""The commands `antiphon replay` and `inspect`; see `shared.commands` for the rules."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ from .story.reading import SessionStory
 What = Literal["opening", "unit", "turn", "chunk", "end"]
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Side:
     """One session's part of an exchange that differs: shortened text, and time to answer."""
 
@@ -52,7 +52,7 @@ class Side:
     took_ns: int | None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Parting:
     """A place at which two sessions differ; values are shortened.
 
@@ -74,7 +74,7 @@ class Parting:
     b: Side | None = None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Latency:
     """The model's times to answer, in milliseconds; None if it never did."""
 
@@ -111,7 +111,7 @@ class SessionFacts:
     damage_count: int
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class SetupLine:
     """A setting of the sessions that differs; it does not count as a difference."""
 
@@ -120,7 +120,7 @@ class SetupLine:
     in_b: str
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class DiffReport:
     """Two sessions compared.
 
@@ -199,20 +199,13 @@ def compare(head_a: Fields, items_a: Items, head_b: Fields, items_b: Items) -> D
         is_other = are_answered and first.logits_hash != second.logits_hash
         if is_other and logits_changed is None:
             logits_changed = first.index
-    note(_end_parting(a.story, b.story))
-    return DiffReport(
-        a=a.facts(),
-        b=b.facts(),
-        setup=tuple(_setup(a, b)),
-        compared=counts["compared"],
-        same=counts["same"],
-        only_a=counts["only_a"],
-        only_b=counts["only_b"],
-        first=partings[0] if partings else None,
-        partings=tuple(partings),
-        parting_count=counts["partings"],
-        logits_changed=logits_changed,
-    )
+    ends = a.story.end.reason, b.story.end.reason
+    if None not in ends and ends[0] != ends[1]:
+        note(_bare("end", Difference("reason", str(ends[0]), str(ends[1]))))
+    compared = (counts["compared"], counts["same"], counts["only_a"], counts["only_b"])
+    found = (partings[0] if partings else None, tuple(partings), counts["partings"])
+    setup = tuple(_setup(a, b))
+    return DiffReport(a.facts(), b.facts(), setup, *compared, *found, logits_changed)
 
 
 class _Reading:
@@ -282,17 +275,8 @@ def _parting(a: Exchange | None, b: Exchange | None) -> Parting | None:
         found = output_difference(getattr(a, fields[0]), getattr(b, fields[0]), fields[0])
         snr = snr_db(a.pcm, b.pcm)
     assert found is not None, "values of one type that are unequal differ somewhere"
-    return Parting(
-        what=there.kind,
-        index=there.index,
-        fields=fields,
-        path=found.path,
-        in_a=found.recorded,
-        in_b=found.came_out,
-        snr_db=snr,
-        a=_side(a),
-        b=_side(b),
-    )
+    values = (found.path, found.recorded, found.came_out)
+    return Parting(there.kind, there.index, fields, *values, snr, _side(a), _side(b))
 
 
 def _compared(a: Exchange, b: Exchange) -> tuple[str, ...]:
@@ -305,12 +289,8 @@ def _compared(a: Exchange, b: Exchange) -> tuple[str, ...]:
 def _side(exchange: Exchange | None) -> Side | None:
     if exchange is None:
         return None
-    return Side(
-        outcome=exchange.outcome,
-        text=exchange.text[:TEXT_CHARS_MAX],
-        audio_ms=audio_ms(exchange.pcm),
-        took_ns=exchange.took_ns,
-    )
+    text = exchange.text[:TEXT_CHARS_MAX]
+    return Side(exchange.outcome, text, audio_ms(exchange.pcm), exchange.took_ns)
 
 
 def _opening_parting(a: SessionStory, b: SessionStory) -> Parting | None:
@@ -324,22 +304,9 @@ def _opening_parting(a: SessionStory, b: SessionStory) -> Parting | None:
     return None if found is None else _bare("opening", found)
 
 
-def _end_parting(a: SessionStory, b: SessionStory) -> Parting | None:
-    ends = a.end.reason, b.end.reason
-    if ends[0] is None or ends[1] is None or ends[0] == ends[1]:
-        return None
-    return _bare("end", Difference(path="reason", recorded=ends[0], came_out=ends[1]))
-
-
 def _bare(what: Literal["opening", "end"], found: Difference) -> Parting:
-    return Parting(
-        what=what,
-        index=None,
-        fields=(found.path.partition("[")[0],),
-        path=found.path,
-        in_a=found.recorded,
-        in_b=found.came_out,
-    )
+    field = found.path.partition("[")[0]
+    return Parting(what, None, (field,), found.path, found.recorded, found.came_out)
 
 
 # -- settings and times ---------------------------------------------------------------------------
@@ -350,8 +317,7 @@ def _setup(a: _Reading, b: _Reading) -> Iterator[SetupLine]:
     for name in [*given_a, *(name for name in given_b if name not in given_a)]:
         values = [given.get(name) for given in (given_a, given_b)]
         if values[0] != values[1]:
-            shown = [NOTHING if value is None else show(value) for value in values]
-            yield SetupLine(name=name, in_a=shown[0], in_b=shown[1])
+            yield SetupLine(name, *(NOTHING if it is None else show(it) for it in values))
 
 
 def _given(reading: _Reading) -> dict[str, Value]:
@@ -377,13 +343,10 @@ def _flat(value: Value, prefix: str) -> dict[str, Value]:
 
 def _latency(took_ns: list[int]) -> Latency:
     if not took_ns:
-        return Latency(p50_ms=None, p95_ms=None, max_ms=None)
+        return Latency(None, None, None)
     ordered = sorted(took_ns)
     p95 = ordered[min(len(ordered) - 1, len(ordered) * P95 // 100)]
-    p50_ms, p95_ms, max_ms = (
-        round(it / 1e6, 1) for it in (statistics.median(ordered), p95, ordered[-1])
-    )
-    return Latency(p50_ms=p50_ms, p95_ms=p95_ms, max_ms=max_ms)
+    return Latency(*(round(it / 1e6, 1) for it in (statistics.median(ordered), p95, ordered[-1])))
 
 
 # -- as text --------------------------------------------------------------------------------------
@@ -502,11 +465,6 @@ def _took(side: Side | None) -> str:
 # -- the command ----------------------------------------------------------------------------------
 
 
-EXIT_SAME: Final = 0
-EXIT_DIFFER: Final = 1
-EXIT_UNREADABLE: Final = 2
-
-
 @click.command("diff")
 @click.argument("log_a", metavar="A", type=RecordingType())
 @click.argument("log_b", metavar="B", type=RecordingType())
@@ -532,9 +490,7 @@ def diff_command(log_a: Path, log_b: Path, as_json: bool) -> None:
       2  a log cannot be read, or is damaged: the readable part is compared and reported
     """  # noqa: D301 - click takes a backspace to keep the lines
     report = read_and_compare(log_a, log_b)
-    exit_code = EXIT_SAME if report.first is None else EXIT_DIFFER
-    if report.is_damaged:
-        exit_code = EXIT_UNREADABLE
+    exit_code = 2 if report.is_damaged else int(report.first is not None)
     body = {"log_a": str(log_a), "log_b": str(log_b), "exit_code": exit_code}
     body |= unstructure(report)
     finish(body, diff_lines(report), as_json=as_json, exit_code=exit_code)

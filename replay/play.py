@@ -251,7 +251,7 @@ class Player:
                     case Received():
                         kind = await self._receive(step, kinds)
                     case Sent(frame=frame):
-                        await self._wait_until(step.at_ns)
+                        await anyio.sleep_until(self._due_s(step.at_ns))
                         await self._websocket.send(frame)
                         self._outcome.sent += 1
                     case Ended():
@@ -285,9 +285,6 @@ class Player:
         if self._strict and got is not None:
             raise _WrongFrameError(f"frame {index} is {got}, recorded was {expected or 'nothing'}")
 
-    async def _wait_until(self, at_ns: int) -> None:
-        await anyio.sleep_until(self._due_s(at_ns))
-
     def _due_s(self, at_ns: int) -> float:
         """When a step is due, on the event loop's clock."""
         return self._began_s + at_ns / NS_PER_S / self._speed if self._speed else -inf
@@ -301,7 +298,7 @@ class Player:
                     self._differ(None, kind)
             await self._websocket.close(step.code, step.reason)
             return
-        await self._wait_until(step.at_ns)
+        await anyio.sleep_until(self._due_s(step.at_ns))
         if step.how == "closed":
             await self._websocket.close(step.code, step.reason)
 

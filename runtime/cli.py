@@ -1,6 +1,6 @@
 """The command line, `antiphon`: the one composition root.
 
-Commands are named by import string and loaded when called: `antiphon --help` stays quick, and
+Commands are named by their modules and loaded when called: `antiphon --help` stays quick, and
 `replay` can import `runtime`. Interrupts and a lost stdout are reported here, with exit codes of
 their own: 1 and 2 belong to the commands.
 """
@@ -32,58 +32,37 @@ if TYPE_CHECKING:
     from .api.views import Viewer, ViewName
 
 Commands = Mapping[str, tuple[str, str]]
-"""Each command's import string and help line."""
+"""Each command's module, whose function is its name and `_command`; and its help line."""
 
 GROUPS: Final[Mapping[str, Commands]] = MappingProxyType(
     {
         "Serve": {
-            "serve": (
-                "runtime.serve.serve_command:serve_command",
-                "Serve a model over WebSockets.",
-            ),
-            "workers": ("runtime.cli:workers_group", "Start, list, add and drain workers."),
-            "door": ("runtime.webrtc.command:door_command", "Let browsers talk by WebRTC."),
-            "keys": ("runtime.access.command:keys_command", "Make, list and remove API keys."),
-            "doctor": (
-                "runtime.commands.doctor:doctor_command",
-                "Check whether a model can be served here.",
-            ),
-            "demo": (
-                "runtime.commands.demo:demo_command",
-                "Serve, talk, record and replay, in one command.",
-            ),
+            "serve": ("runtime.serve.serve_command", "Serve a model over WebSockets."),
+            "workers": ("runtime.cli", "Start, list, add and drain workers."),
+            "door": ("runtime.webrtc.command", "Let browsers talk by WebRTC."),
+            "keys": ("runtime.access.command", "Make, list and remove API keys."),
+            "doctor": ("runtime.commands.doctor", "Check whether a model can be served here."),
+            "demo": ("runtime.commands.demo", "Serve, talk, record and replay, in one command."),
         },
         "Talk to a server": {
-            "talk": (
-                "runtime.commands.talk:talk_command",
-                "Stream a WAV file, or speak, to a server.",
-            ),
-            "chat": ("runtime.commands.chat:chat_command", "Ask a server a question in text."),
-            "transcribe": (
-                "runtime.commands.transcribe:transcribe_command",
-                "Transcribe a WAV file on a server.",
-            ),
+            "talk": ("runtime.commands.talk", "Stream a WAV file, or speak, to a server."),
+            "chat": ("runtime.commands.chat", "Ask a server a question in text."),
+            "transcribe": ("runtime.commands.transcribe", "Transcribe a WAV file on a server."),
         },
         "Work with recordings": {
             "recordings": (
-                "runtime.cli:recordings_group",
+                "runtime.cli",
                 "List, inspect, view, check, repair and remove recordings.",
             ),
-            "replay": ("replay.cli:replay_command", "Run a recorded session again and compare."),
-            "fork": (
-                "replay.fork.command:fork_command",
-                "Continue a recorded session with a change.",
-            ),
-            "diff": ("replay.diff:diff_command", "Show where two sessions diverge."),
-            "export": (
-                "replay.export.formats:export_command",
-                "Export a session as WAV, MP4, MCAP...",
-            ),
-            "eval": ("replay.assess.command:eval_command", "Measure recorded conversations."),
+            "replay": ("replay.cli", "Run a recorded session again and compare."),
+            "fork": ("replay.fork.command", "Continue a recorded session with a change."),
+            "diff": ("replay.diff", "Show where two sessions diverge."),
+            "export": ("replay.export.formats", "Export a session as WAV, MP4, MCAP..."),
+            "eval": ("replay.assess.command", "Measure recorded conversations."),
         },
         "Develop": {
             "dev": (
-                "runtime.cli:dev_group",
+                "runtime.cli",
                 "Protocols, states, measurements, and tests of clients and servers.",
             )
         },
@@ -92,58 +71,38 @@ GROUPS: Final[Mapping[str, Commands]] = MappingProxyType(
 """The commands at the top, by heading of the help."""
 WORKERS: Final[Commands] = MappingProxyType(
     {
-        "start": ("runtime.worker.command:start_command", "Start a worker that serves a model."),
-        "list": ("runtime.commands.workers:list_command", "List the workers of a server."),
-        "add": ("runtime.commands.workers:add_command", "Connect a server to a worker."),
-        "drain": ("runtime.commands.workers:drain_command", "Move a worker's sessions to others."),
+        "start": ("runtime.worker.command", "Start a worker that serves a model."),
+        "list": ("runtime.commands.workers", "List the workers of a server."),
+        "add": ("runtime.commands.workers", "Connect a server to a worker."),
+        "drain": ("runtime.commands.workers", "Move a worker's sessions to others."),
     }
 )
 RECORDINGS: Final[Commands] = MappingProxyType(
     {
-        "list": ("replay.library.sessions:list_command", "List recordings, with measures."),
-        "inspect": ("replay.cli:inspect_command", "Describe what happened in a session."),
-        "view": ("replay.view.document:view_command", "Show a session as one HTML page."),
-        "marks": ("replay.library.marks:marks_command", "List, add and remove annotations."),
-        "verify": ("replay.library.keep:verify_command", "Check a log's integrity."),
-        "recover": ("replay.library.keep:recover_command", "Recover a damaged log."),
-        "compact": ("replay.library.keep:compact_command", "Make finished logs smaller."),
-        "redact": ("replay.redact.redaction:redact_command", "Remove what was said and shown."),
-        "prune": ("replay.library.keep:prune_command", "Remove old recordings."),
+        "list": ("replay.library.sessions", "List recordings, with measures."),
+        "inspect": ("replay.cli", "Describe what happened in a session."),
+        "view": ("replay.view.document", "Show a session as one HTML page."),
+        "marks": ("replay.library.marks", "List, add and remove annotations."),
+        "verify": ("replay.library.keep", "Check a log's integrity."),
+        "recover": ("replay.library.keep", "Recover a damaged log."),
+        "compact": ("replay.library.keep", "Make finished logs smaller."),
+        "redact": ("replay.redact.redaction", "Remove what was said and shown."),
+        "prune": ("replay.library.keep", "Remove old recordings."),
     }
 )
 DEV: Final[Commands] = MappingProxyType(
     {
-        "bench": (
-            "runtime.commands.bench:bench_command",
-            "Measure the time of a unit, and the sessions of an engine.",
-        ),
+        "bench": ("runtime.commands.bench", "Measure the sessions of an engine."),
         "quantize": (
-            "runtime.commands.quantize:quantize_command",
+            "runtime.commands.quantize",
             "Save a checkpoint with a quantised language model.",
         ),
-        "schema": ("runtime.commands.schema:schema_command", "Describe the wire protocols."),
-        "states": ("runtime.cli:states_command", "Draw the session's state diagrams."),
-        "play": ("replay.play:play_command", "Serve a recording to clients under test."),
-        "shrink": ("replay.shrink.command:shrink_command", "Find the smallest log that fails."),
+        "schema": ("runtime.commands.schema", "Describe the wire protocols."),
+        "states": ("runtime.cli", "Draw the session's state diagrams."),
+        "play": ("replay.play", "Serve a recording to clients under test."),
+        "shrink": ("replay.shrink.command", "Find the smallest log that fails."),
     }
 )
-MOVED: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "fuzz": "python -m tests.fuzz, in a clone of the repository",
-        "bench streaming": "python -m tests.bench.streaming, in a clone of the repository",
-        "console": "antiphon serve --open",
-        "replay --teacher-forced": "antiphon eval --mode forced",
-        "worker": "antiphon workers start",
-        "sessions": "antiphon recordings list",
-        **{
-            name: f"antiphon recordings {name}"
-            for name in RECORDINGS
-            if name not in {"list", "marks"}
-        },
-        **{name: f"antiphon dev {name}" for name in DEV},
-    }
-)
-"""What replaced a command, by its old words: one, or a command with a subcommand or option."""
 WITHIN: Final = MappingProxyType({"recordings": RECORDINGS, "workers": WORKERS, "dev": DEV})
 """The groups whose commands may be named without the group's name, by mistake."""
 EXIT_BY_SIGNAL: Final = 128
@@ -158,8 +117,8 @@ SOUND: Final = "replay.export.sound"
 """The module that makes the WAV of a recording: `wav_of`, `wav_head` and `TooLongError`."""
 
 
-class NotTextError(click.ClickException):
-    """An argument is not UTF-8."""
+class UnusableError(click.ClickException):
+    """A command cannot be used so: an argument, an extra or the output is not there."""
 
     exit_code = 2
 
@@ -170,11 +129,11 @@ class Text(click.types.StringParamType):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> str:
-        """Parse an argument; raises `NotTextError` if it is not UTF-8."""
+        """Parse an argument; raises `UnusableError` if it is not UTF-8."""
         text = super().convert(value, param, ctx)
         if any("\ud800" <= char <= "\udfff" for char in text):
             name = "the text" if param is None else param.get_error_hint(ctx)
-            raise NotTextError(f"{name}: not UTF-8")
+            raise UnusableError(f"{name}: not UTF-8")
         return text
 
 
@@ -192,24 +151,6 @@ class Choice(click.Choice[str]):
         return text.removesuffix(".") + nearest(str(value), self.choices)
 
 
-class NotInstalledError(click.ClickException):
-    """A command needs an extra of the distribution."""
-
-    exit_code = 2
-
-
-class MovedError(click.ClickException):
-    """A command has another name now, or is not part of the product."""
-
-    exit_code = 2
-
-
-class OutputError(click.ClickException):
-    """The result could not be printed."""
-
-    exit_code = 2
-
-
 class LazyGroup(click.Group):
     """A group that imports a command only when it is called."""
 
@@ -225,14 +166,14 @@ class LazyGroup(click.Group):
         return list(self.named)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command; None for an unknown name; `NotInstalledError`."""
+        """Import a command; None for an unknown name; `UnusableError`."""
         if cmd_name not in self.named:
             return None
         from .net.memory import importing
 
-        module, _, attribute = self.named[cmd_name][0].partition(":")
         with importing(), _extras(ctx, cmd_name):
-            command = cast("click.Command", getattr(import_module(module), attribute))
+            module = import_module(self.named[cmd_name][0])
+            command = cast("click.Command", getattr(module, f"{cmd_name}_command"))
         _refine(command)
         return command
 
@@ -279,7 +220,7 @@ class LazyGroup(click.Group):
 
 
 class Main(LazyGroup):
-    """The command line: a process of its own, which knows old names."""
+    """The command line: a process of its own."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command line as a process of its own."""
@@ -297,15 +238,6 @@ class Main(LazyGroup):
             sys.stdout.reconfigure(errors="backslashreplace")  # a log can hold lone surrogates
         with _broken_off():
             return super().invoke(ctx)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; for an old name say the new one."""
-        for old in (*(f"{args[0]} {word}" for word in args[1:]), args[0]):
-            if old in MOVED and not ctx.resilient_parsing:
-                raise MovedError(f"antiphon {old} is now {MOVED[old]}")
-        return super().resolve_command(ctx, args)
 
 
 def _refine(command: click.Command) -> None:
@@ -336,7 +268,7 @@ def _place_of_more(error: click.UsageError) -> str:
 
 @contextmanager
 def _extras(ctx: click.Context, command: str | None = None) -> Iterator[None]:
-    """Say which extra a command, or the one that runs, lacks: `NotInstalledError`."""
+    """Say which extra a command, or the one that runs, lacks: `UnusableError`."""
     try:
         yield
     except (ModuleNotFoundError, BaseExceptionGroup) as error:
@@ -344,12 +276,12 @@ def _extras(ctx: click.Context, command: str | None = None) -> Iterator[None]:
         if missing is None:
             raise
         words = [*ctx.command_path.split()[1:], command or ctx.invoked_subcommand]
-        raise NotInstalledError(f"antiphon {' '.join(map(str, words))} {missing}") from error
+        raise UnusableError(f"antiphon {' '.join(map(str, words))} {missing}") from error
 
 
 @contextmanager
 def _broken_off() -> Iterator[None]:
-    """Exit with the code for an interrupt or a lost stdout; an unwritable one is `OutputError`."""
+    """Exit with the code for an interrupt or a lost stdout; `UnusableError`: it is not written."""
     try:
         try:
             yield
@@ -367,7 +299,7 @@ def _broken_off() -> Iterator[None]:
         _give_up_stdout()
         if lost.errno == errno.EPIPE:  # the reader of the pipe has closed it
             sys.exit(EXIT_BY_SIGNAL + signal.SIGPIPE)
-        raise OutputError(f"stdout: {lost.strerror}") from error
+        raise UnusableError(f"stdout: {lost.strerror}") from error
 
 
 def _lost_stdout(error: BaseException) -> OSError | None:
@@ -404,7 +336,7 @@ def main(ctx: click.Context) -> None:
 
 
 @click.group("workers", cls=LazyGroup, groups={"Commands": WORKERS})
-def workers_group() -> None:
+def workers_command() -> None:
     """Start a worker, or list, add and drain those of a running server.
 
     A worker is one loaded model with its slots. A server with keys asks for one of the scope
@@ -426,7 +358,7 @@ def workers_group() -> None:
 
 
 @click.group("recordings", cls=LazyGroup, groups={"Commands": RECORDINGS})
-def recordings_group() -> None:
+def recordings_command() -> None:
     """List recordings, look at one, and keep them.
 
     Commands take a recording by any name, also `antiphon replay`, fork, diff, export and eval:
@@ -445,7 +377,7 @@ def recordings_group() -> None:
 
 
 @click.group("dev", cls=LazyGroup, groups={"Commands": DEV})
-def dev_group() -> None:
+def dev_command() -> None:
     """Describe the protocols, measure, and test clients and servers."""
 
 

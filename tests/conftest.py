@@ -42,7 +42,7 @@ from runtime.telemetry.logs import OURS
 from tests.project import sampling
 from tests.project.forkserver import installed
 
-EXAMPLES = 15
+EXAMPLES = 10
 """Few of Hypothesis's own 100, for they are the same at every run; `soak` has thousands."""
 EXAMPLES_SOAK = 5_000
 """Fifty times Hypothesis's own 100: minutes a property."""

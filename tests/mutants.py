@@ -32,6 +32,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import cache
 from pathlib import Path
 from queue import Queue
 from typing import Final
@@ -227,10 +228,12 @@ def _is_text(node: ast.AST) -> bool:
     )
 
 
-def mutants_of(area: str) -> Iterator[Mutant]:
+@cache
+def mutants_of(area: str) -> tuple[Mutant, ...]:
     """Find all that are possible in the code of an area."""
-    for path in sorted((ROOT / area).rglob("*.py")):
-        yield from Source(path.relative_to(ROOT).as_posix(), path.read_bytes()).mutants()
+    paths = sorted((ROOT / area).rglob("*.py"))
+    sources = (Source(path.relative_to(ROOT).as_posix(), path.read_bytes()) for path in paths)
+    return tuple(mutant for source in sources for mutant in source.mutants())
 
 
 def _hash(text: str) -> bytes:

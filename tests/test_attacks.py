@@ -208,14 +208,17 @@ async def test_connections_that_say_nothing_are_counted(clock: MockClock) -> Non
         await still_serves(target.address)
 
 
-async def test_a_flood_beyond_the_bound_is_cut_off_unheard() -> None:
+async def test_a_flood_beyond_the_bound_is_cut_off_unheard(clock: MockClock) -> None:
     """The refusals would be the attack: each holds a socket for as long as its client likes."""
     async with attacked(limits(connections_max=1, ping_s=0)) as target:
+        clock.rate = 0.0  # on a busy machine, the first refusals would be over before the last
         streams = [await tcp(target.address) for _ in range(200)]
         await wait_all_tasks_blocked(SETTLE_S)
+        clock.rate = 1.0
         ends = [await read_now(stream) for stream in streams]
-        assert sum(end.startswith(b"HTTP/1.1 503 ") for end in ends) == 64
-        assert sum(end == b"cut off" for end in ends) == 200 - 64 - 1
+        refused = sum(end.startswith(b"HTTP/1.1 503 ") for end in ends)
+        assert 64 <= refused < 128  # those refused early may have left by then
+        assert sum(end == b"cut off" for end in ends) == 200 - refused - 1
         for stream in streams:
             await stream.aclose()
 

@@ -21,6 +21,7 @@ import soundfile
 
 import antiphon as client
 from protocol.values.model import (
+    INPUT_RATE_HZ,
     UNIT_SAMPLES,
     Cut,
     DuplexConfig,
@@ -33,9 +34,13 @@ from protocol.values.model import (
     Voice,
 )
 from recorder.storage.store import Store
+from replay.assess.run import word_errors, words_of
 from runtime.commands.server_process import RUN
 from runtime.model.models import ModelUnusableError, load_backend
+from tests.bench.moonshine import RATES, SENTENCES, VOICES, rendered
+from tests.browser.chromium import CHROMIUM, FAKE_DEVICES, chromium
 from tests.live.servers import live_server
+from tests.live.test_console import Console
 from tests.test_examples import EXAMPLES, QUESTION, ROOT, SPEECH, antiphon, install
 
 pytest.importorskip("moonshine_voice")
@@ -64,6 +69,7 @@ def cascade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     module: Any = importlib.reload(importlib.import_module("cascade"))
     pcm = np.full(round(24_000 * CLAUSE_S), 0.1, "<f4").tobytes()
     monkeypatch.setattr(module, "VOICES", {"tone": lambda: lambda _: pcm})
+    monkeypatch.setattr(module, "WAIT_S", 20.0)  # as long as a busy machine takes
     return module
 
 
@@ -210,12 +216,8 @@ def test_what_the_user_said_is_asked_and_the_answer_spoken(cascade: Any) -> None
     assert found.index(spoken[0]) <= len(question()) - 1, "it begins as soon as the user ended"
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_the_users_speech_cuts_the_answer(cascade: Any) -> None:
-    """It would talk on over its user, and its model believe that all was heard.
-
-    httpx leaves generators of a stream that is not read to its end to the garbage collector.
-    """
+    """It would talk on over its user, and its model believe that all was heard."""
     long = tuple(f"This is the clause number {n}. " for n in range(20))
     with endpoint(*long) as asked:
         seconds = [*question(), QUIET, QUIET, *question(), QUIET]
@@ -225,6 +227,31 @@ def test_the_users_speech_cuts_the_answer(cascade: Any) -> None:
     kept = again[2]["content"].strip()
     assert "".join(long).startswith(kept)
     assert 0 < len(kept) < len("".join(long)) / 2
+
+
+def test_the_user_is_heard_while_the_endpoint_is_slow(
+    cascade: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seconds of an interruption would wait behind the answer, and be dropped."""
+    monkeypatch.setattr(cascade, "WAIT_S", 0.01)
+
+    async def body(asked: Asked) -> None:
+        backend: Any = load_backend(f"backend:cascade:llm={asked.url}")
+        session = await backend.open(opening(), slot=0)
+        asked.may_answer.clear()
+        for _ in range(2):
+            for index, pcm in enumerate(question()):
+                assert (await session.run(Unit(index=index, pcm=pcm))).is_listen
+                await session.finalize(index, interrupted=False)
+            assert await anyio.to_thread.run_sync(asked.is_asked.wait, 60)
+            asked.is_asked.clear()
+        asked.may_answer.set()
+        await session.release()
+        await backend.aclose()
+
+    with endpoint("At last.") as asked:
+        anyio.run(body, asked, backend="trio")
+    assert [it["role"] for it in asked.questions[1]] == ["system", "user", "user"]
 
 
 def test_an_endpoint_that_fails_is_told_of(cascade: Any) -> None:
@@ -468,3 +495,54 @@ def test_a_served_conversation_replays_or_says_why_not(
     assert alone.returncode == 0, alone.stdout + alone.stderr
     assert asking.returncode == 3, asking.stdout + asking.stderr
     assert "deterministic" in asking.stdout + asking.stderr
+
+
+# -- in a browser ----------------------------------------------------------------------------------
+
+
+UNSEEN: Final = (SENTENCES[3], SENTENCES[4], SENTENCES[8])
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to show a page in")
+def test_a_conversation_through_the_console(tmp_path: Path) -> None:
+    """Three sentences that nothing was trained on are answered; the third cuts an answer."""
+    install(tmp_path, "cascade:load", CASCADE)
+    path = f"{ROOT}{os.pathsep}{tmp_path}"
+    words = (*RUN[:-2], "-c", f"import sys; sys.path.append({str(tmp_path)!r}); {RUN[-1]}")
+    parts = [np.zeros(2 * INPUT_RATE_HZ, "<f4")]
+    for sentence, pause_s in zip(UNSEEN, (9, 2.2, 12), strict=True):
+        sound = rendered(sentence, VOICES[0], RATES[0])
+        parts += [sound, np.zeros(int(pause_s * INPUT_RATE_HZ), "<f4")]
+    microphone, logs = tmp_path / "microphone.wav", tmp_path / "logs"
+    soundfile.write(microphone, np.concatenate(parts), INPUT_RATE_HZ, subtype="PCM_16")
+    flags = (*FAKE_DEVICES, f"--use-file-for-fake-audio-capture={microphone}%noloop")
+    options = ("--record", str(logs), "--transcriber", "moonshine")
+    with (
+        live_server(*options, model="backend:cascade:voice=espeak", run=words) as server,
+        chromium(tmp_path / "browser", *flags) as tab,
+    ):
+        tab.resize(1400, 900)
+        console = Console(tab, server)
+        console.open()
+        console.press("Start talking")
+        console.wait_for(".captions", "That was 1 so far")
+        console.wait_for(".captions", "That was 3 so far")
+        tab.screenshot(tmp_path / "console.png")
+        texts = "[...document.querySelectorAll('.captions .%s .said')].map((it) => it.textContent)"
+        written, answers = (tab.run(texts % voice) for voice in ("user", "model"))
+        console.press("Stop")
+        console.wait_until("ended")
+    assert [("interrupted" in it, "That was" in it) for it in answers] == [
+        *((False, True), (True, False), (False, True))
+    ]
+    answers = [it.removeprefix("You said: ").partition("That was")[0] for it in answers]
+    for found in (written, answers):
+        errors = sum(
+            word_errors(words_of(said), words_of(it.removesuffix("interrupted")))
+            for said, it in zip(UNSEEN, found, strict=False)
+        )
+        assert (len(found), errors <= 7) == (3, True), found  # of 23 words, in a busy browser
+    (log,) = Store(logs).logs()
+    again = antiphon("replay", "--full", str(log.path), folder=tmp_path, PYTHONPATH=path)
+    assert again.returncode == 0, again.stdout + again.stderr

@@ -268,6 +268,7 @@ FAILURES: Final[dict[str, Any]] = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", FAILURES)
 def test_a_failure_has_a_class(name: str) -> None:
     """A page could not tell a full server from a broken one, or would wait for ever."""

@@ -12,13 +12,15 @@ from __future__ import annotations
 import ast
 import importlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 import attrs
 import pytest
+
+from tests.project.syntax import nodes_of
 
 ROOT: Final = Path(__file__).parents[1]
 PACKAGES: Final = ("antiphon", "protocol", "recorder", "runtime", "replay")
@@ -127,15 +129,15 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
-def sources() -> dict[str, ast.Module]:
+def sources() -> dict[str, list[ast.AST]]:
     files = (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")))
-    return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in files}
+    return {str(path.relative_to(ROOT)): nodes_of(path.read_text("utf-8")) for path in files}
 
 
-def defined_in(tree: ast.Module) -> set[str]:
+def defined_in(nodes: Iterable[ast.AST]) -> set[str]:
     """The private names that a source gives to its own functions, classes, values and fields."""
     found = set[str]()
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 found.add(name)
@@ -154,16 +156,16 @@ def is_own(node: ast.expr) -> bool:
     return False
 
 
-def private_uses(tree: ast.Module, ours: set[str], here: set[str]) -> Iterator[str]:
+def private_uses(nodes: Sequence[ast.AST], ours: set[str], here: set[str]) -> Iterator[str]:
     """The private names of libraries that a source uses; `ours` are of any source, `here` of it."""
     library = {
         alias.asname or alias.name: (node.module, alias.name)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.ImportFrom) and node.module and not node.level
         for alias in node.names
         if node.module.partition(".")[0] not in PACKAGES
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.ImportFrom(module=str(module), level=0, names=names):
                 if module.partition(".")[0] not in PACKAGES:
@@ -203,13 +205,13 @@ def overridden(
 
 def test_each_private_name_of_a_library_has_a_reason() -> None:
     """An update of a library breaks the server in a place that nobody looks at."""
-    trees = sources()
-    defined = {path: defined_in(tree) for path, tree in trees.items()}
+    found = sources()
+    defined = {path: defined_in(nodes) for path, nodes in found.items()}
     ours = set[str]().union(*defined.values())
     uses = Counter(
         (path, name)
-        for path, tree in trees.items()
-        for name in private_uses(tree, ours, defined[path])
+        for path, nodes in found.items()
+        for name in private_uses(nodes, ours, defined[path])
     )
     assert set(uses) == set(USED), "a private name of a library: USED says why, or a public one"
     assert uses.total() <= USES_MAX
@@ -235,7 +237,7 @@ def test_the_library_still_has_it(used: tuple[str, str]) -> None:
 )
 def test_each_way_to_use_one_is_found(source: str, found: str) -> None:
     """A private name is used in a way that the search does not know."""
-    assert list(private_uses(ast.parse(source), set(), defined_in(ast.parse(source)))) == [found]
+    assert list(private_uses(nodes_of(source), set(), defined_in(nodes_of(source)))) == [found]
 
 
 def test_names_of_our_own_are_none() -> None:
@@ -243,4 +245,4 @@ def test_names_of_our_own_are_none() -> None:
     source = (
         "class A:\n    def _f(self): self._x = 1\ndef g(a): a._f(); return a._x, a._replace(b=1)"
     )
-    assert list(private_uses(ast.parse(source), {"_f", "_x"}, defined_in(ast.parse(source)))) == []
+    assert list(private_uses(nodes_of(source), {"_f", "_x"}, defined_in(nodes_of(source)))) == []

@@ -19,16 +19,16 @@ class Case:
     """A collected test, as far as sampling looks at it."""
 
     nodeid: str
-    is_whole: bool = False
+    mark: str = ""
 
     def get_closest_marker(self, name: str) -> bool | None:
         """As pytest's."""
-        return (self.is_whole and name == "whole") or None
+        return name == self.mark or None
 
 
-def cases(name: str, count: int, *, is_whole: bool = False) -> list[pytest.Item]:
+def cases(name: str, count: int, mark: str = "") -> list[pytest.Item]:
     """Make the cases of one test."""
-    made = [Case(f"tests/test_it.py::{name}[{number}]", is_whole) for number in range(count)]
+    made = [Case(f"tests/test_it.py::{name}[{number}]", mark) for number in range(count)]
     return cast("list[pytest.Item]", made)
 
 
@@ -52,7 +52,12 @@ def test_a_case_is_chosen_whatever_others_there_are() -> None:
 
 def test_promises_are_kept_whole() -> None:
     """A golden log would not be replayed."""
-    assert not sampled(cases("a", MANY, is_whole=True))[1]
+    assert not sampled(cases("a", MANY, "whole"))[1]
+
+
+def test_of_costly_cases_two_are_chosen() -> None:
+    """Six cases of a second each take as long as a thousand quick ones."""
+    assert len(sampled(cases("a", CASES_MIN, "costly") + cases("b", 1, "costly"))[0]) == 3
 
 
 def test_the_golden_logs_are_promises(pytestconfig: pytest.Config) -> None:

@@ -9,17 +9,18 @@ the scripts in `fixtures/` are not held. Of scripts and files to deploy with, co
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Final
 
 import attrs
 import pytest
 
+from tests.project.syntax import nodes_of
 from tests.test_architecture import PACKAGES, ROOT, tracked_files
 
 HELD: Final = (*PACKAGES, "antiphon")
@@ -61,11 +62,6 @@ WORDS: Final = (
 # fmt: on
 NAMES: Final = {"say", "said", "tell", "tells", "told", "hear", "hears", "heard", "taken"}
 """Parts of names that are not used; better: what the value is, or sent, received, reported."""
-NAMES_LEFT: Final = (
-    *("protocol/wire/audio.py", "protocol/wire/kinds.py", "protocol/wire/dialects/chat.py"),
-    *("protocol/wire/dialects/openai_", "runtime/model/", "runtime/client/session.py"),
-)
-"""Files that are not held to `NAMES` yet; each is removed once it is clean."""
 NAMES_ALLOWED: Final[Mapping[str, str]] = {
     "replay/story/inspect.py: said": "a key of a report in JSON",
     "replay/story/reading.py: told": "a key of a report in JSON",
@@ -118,19 +114,34 @@ def python_texts(source: str) -> Sequence[tuple[int, str]]:
     """Find each docstring, message and run of comments of a module with its first line."""
     found = [
         (node.lineno, node.value)
-        for node in ast.walk(ast.parse(source))
+        for node in nodes_of(source)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
     ]
-    comments: list[tuple[int, str]] = [(0, "")]
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            first, text = comments[-1]
-            said = token.string.lstrip("# ")
-            if first + text.count("\n") + 1 == token.start[0]:
-                comments[-1] = (first, f"{text}\n{said}")
-            else:
-                comments.append((token.start[0], said))
-    return [*found, *comments[1:]]
+    runs: list[tuple[int, str]] = [(0, "")]
+    for number, comment in comments_of(source):
+        first, text = runs[-1]
+        if first + text.count("\n") + 1 == number:
+            runs[-1] = (first, f"{text}\n{comment}")
+        else:
+            runs.append((number, comment))
+    return [*found, *runs[1:]]
+
+
+def comments_of(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the comment of each line that has one: from the first `#` outside of strings."""
+    strings = defaultdict[int, list[tuple[int, float]]](list)
+    for node in nodes_of(source):
+        if isinstance(node, ast.JoinedStr | ast.Constant) and isinstance(node.end_lineno, int):
+            for line in range(node.lineno, node.end_lineno + 1):
+                begin = node.col_offset if line == node.lineno else 0
+                is_last = line == node.end_lineno
+                strings[line].append((begin, (is_last and node.end_col_offset) or inf))
+    for number, text in enumerate(source.split("\n"), 1):
+        data = text.encode() if "#" in text else b""
+        for found in re.finditer(b"#", data):
+            if not any(begin <= found.start() < end for begin, end in strings[number]):
+                yield number, data[found.start() :].decode().lstrip("# ")
+                break
 
 
 def comment_texts(source: str) -> Iterator[tuple[int, str]]:
@@ -146,6 +157,9 @@ def spaced(pattern: str) -> str:
 
 
 PATTERNS: Final = [(word, re.compile(spaced(word.pattern), re.IGNORECASE)) for word in WORDS]
+_ANY: Final = "|".join(spaced(word.pattern).removeprefix(r"\b") for word in WORDS)
+AT_ONCE: Final = re.compile(rf"\b(?:{_ANY})", re.IGNORECASE)
+"""All patterns, each of which begins a word: most texts have none, and are searched once."""
 
 
 def is_allowed(at: int, text: str) -> bool:
@@ -161,7 +175,7 @@ def findings(path: str, source: str) -> Iterator[str]:
     read = readers.get(Path(path).suffix, comment_texts)
     for first, text in read(source):
         shown = re.sub(r"`[^`]*`", blanked, text)
-        for word, pattern in PATTERNS:
+        for word, pattern in PATTERNS if AT_ONCE.search(shown) else ():
             for found in pattern.finditer(shown):
                 if not is_allowed(found.start(), shown):
                     line = first + shown.count("\n", 0, found.start())
@@ -171,7 +185,7 @@ def findings(path: str, source: str) -> Iterator[str]:
 
 def names_set(source: str) -> Iterator[str]:
     """Yield each name that a module gives to a value, a function, a class or an attribute."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         match node:
             case ast.Name(ctx=ast.Store(), id=name) | ast.arg(arg=name):
                 yield name
@@ -265,7 +279,7 @@ def test_the_words_are_not_used() -> None:
 
 def test_names_are_of_what_values_are() -> None:
     """A reader would learn who spoke, and not what a value is; nor is an exception left over."""
-    held = [it for it in held_files() if it.endswith(".py") and not it.startswith(NAMES_LEFT)]
+    held = [it for it in held_files() if it.endswith(".py")]
     product = [it for it in held if it.split("/")[0] in HELD]
     found = [refused_names(it, (ROOT / it).read_text("utf-8")) for it in product]
     assert set[str]().union(*found) == NAMES_ALLOWED.keys()

@@ -218,9 +218,9 @@ def http() -> str:
         "| dialect | address | first message |",
         "|---|---|---|",
     ]
-    for name, spoken in SPOKEN.items():
+    for name, (address, first) in SPOKEN.items():
         link = f"[`{name}`](../protocol.md#{name})"
-        lines.append(f"| {link} | `{spoken.path}{spoken.query}` | `{spoken.first}` |")
+        lines.append(f"| {link} | `{address}` | `{first}` |")
     lines = [line.replace("| `` |", "| |") for line in lines]
     lines += ["", "## Health", "", "| address | is | for |", "|---|---|---|"]
     lines += [f"| `{request}` | {text} | {whom} |" for request, (text, whom) in HEALTH.items()]

@@ -7,8 +7,8 @@ One session is this loop, a second of sound at a time:
 
 - The server's detector finds where the user begins and stops to speak. An utterance that ended is
   transcribed, and asked of the endpoint; its answer is read clause by clause, and spoken so.
-- An answer begins in the second in which the user stops: `run` waits for its first clause. Later
-  seconds wait only where the endpoint is slower than speech.
+- An answer begins in the second in which the user stops: `run` waits for its first clause. A thread
+  reads it, and no second waits longer than it lasts: the user is heard while an endpoint is slow.
 - The user's speech cuts the answer. The conversation keeps the clauses of it that were begun.
 - The endpoint may call the session's tools. A call is sent to the client when less than a second
   of the words before it is left. Once no call waits for a result, the endpoint is asked again.
@@ -23,13 +23,17 @@ from __future__ import annotations
 import json
 import logging
 import os
+import queue
 import re
 import shutil
 import subprocess
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
 from hashlib import blake2b
 from importlib.metadata import version
+from itertools import takewhile
 from typing import Any, Final
 
 import anyio
@@ -72,6 +76,8 @@ QUESTIONS_MAX: Final = 8
 CLAUSE: Final = re.compile(r".{12,}?[.!?;:,\n](?=\s)|.{120,}?(?=\s)", re.DOTALL)
 ANSWER_S_MAX: Final = 20.0
 """The wait for a clause; a model that has yet to be loaded takes a while."""
+WAIT_S: Final = 0.8
+"""Of it, in one second of the conversation, whose user would otherwise be heard late."""
 SYSTEM: Final = (
     "You are heard, not read: answer in one to three short sentences, without lists, markup or "
     "emoji."
@@ -157,11 +163,12 @@ def voice_of(wanted: str | None) -> tuple[str, Speak]:
 # -- the language models --------------------------------------------------------------------------
 
 Messages = list[dict[str, Any]]
-Answer = Callable[[Messages, Sequence[Tool], list[Span]], AsyncGenerator[str, None]]
+Pieces = Generator[str, None, None]
+Answer = Callable[[Messages, Sequence[Tool], list[Span]], Pieces]
 """Answers a conversation; the calls of the answer are added to the list at its end."""
 
 
-async def small_talk(messages: Messages, *_: object) -> AsyncGenerator[str, None]:
+def small_talk(messages: Messages, *_: object) -> Pieces:
     """Answer without a language model: enough to hear that all the rest works."""
     said = messages[-1]["content"].strip(" .?!")
     plus = re.search(r"(\d+) (?:plus|\+|and) (\d+)", said)
@@ -181,22 +188,20 @@ class Endpoint:
         key = os.environ.get("CASCADE_API_KEY", "none")
         headers = {"Authorization": f"Bearer {key}"}
         self._model = model
-        self._client = httpx2.AsyncClient(base_url=url, headers=headers, timeout=ANSWER_S_MAX)
+        self._client = httpx2.Client(base_url=url, headers=headers, timeout=ANSWER_S_MAX)
 
-    async def __call__(
-        self, messages: Messages, tools: Sequence[Tool], calls: list[Span]
-    ) -> AsyncGenerator[str, None]:
+    def __call__(self, messages: Messages, tools: Sequence[Tool], calls: list[Span]) -> Pieces:
         """Read an answer as it comes."""
         if self._model is None:
-            listed = (await self._client.get("models")).raise_for_status().json()
+            listed = self._client.get("models").raise_for_status().json()
             self._model = str(listed["data"][0]["id"])
         body = {"model": self._model, "messages": messages, "stream": True, "temperature": 0}
         if tools:
             body["tools"] = [offered(it) for it in tools]
         made, ids = dict[Any, list[str]](), dict[int, Any]()
-        async with self._client.stream("POST", "chat/completions", json=body) as response:
+        with self._client.stream("POST", "chat/completions", json=body) as response:
             response.raise_for_status()
-            async for line in response.aiter_lines():
+            for line in response.iter_lines():
                 data = line.removeprefix("data:").strip()
                 if not line.startswith("data:") or data == "[DONE]":
                     continue
@@ -213,9 +218,9 @@ class Endpoint:
             text = f'{{"name": {json.dumps(name)}, "arguments": {arguments or "{}"}}}'
             calls.append(span_of(text, tools))
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
         """Close the connections."""
-        await self._client.aclose()
+        self._client.close()
 
 
 def offered(tool: Tool) -> dict[str, Any]:
@@ -225,17 +230,57 @@ def offered(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-async def clauses(pieces: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+def clauses(pieces: Iterable[str]) -> Iterator[str]:
     """Join pieces, and cut them where a voice may pause."""
     text = ""
-    async with aclosing(pieces):
-        async for piece in pieces:
-            text += piece
-            while found := CLAUSE.match(text):
-                yield found[0].strip()
-                text = text[found.end() :].lstrip()
+    for piece in pieces:
+        text += piece
+        while found := CLAUSE.match(text):
+            yield found[0].strip()
+            text = text[found.end() :].lstrip()
     if text.strip():
         yield text.strip()
+
+
+class Reading:
+    """An answer that is read in a thread: its clauses, and its calls at its end."""
+
+    def __init__(self, answer: Answer, messages: Messages, tools: Sequence[Tool]) -> None:
+        self.has_begun = False
+        self._found = queue.SimpleQueue[str | list[Span] | Exception]()
+        self._is_over = False
+        self._waited_s = 0.0
+        read = partial(self._read, answer, messages, tools)
+        threading.Thread(target=read, name="cascade-answer", daemon=True).start()
+
+    def _read(self, answer: Answer, messages: Messages, tools: Sequence[Tool]) -> None:
+        calls: list[Span] = []
+        try:
+            with closing(answer(messages, tools, calls)) as pieces:
+                for clause in clauses(takewhile(lambda _: not self._is_over, pieces)):
+                    self._found.put(clause)
+            self._found.put(calls)
+        except Exception as error:  # it is the session's
+            self._found.put(error)
+
+    async def next(self, wait_s: float) -> str | list[Span] | None:
+        """Wait for the next clause, or the calls at the end; None if it takes longer."""
+        take = partial(self._found.get, timeout=wait_s)
+        try:
+            found = await anyio.to_thread.run_sync(take, abandon_on_cancel=True)
+        except queue.Empty:
+            self._waited_s += 1
+            if self._waited_s > ANSWER_S_MAX:
+                raise TimeoutError(f"no clause in {ANSWER_S_MAX:g} s") from None
+            return None
+        if isinstance(found, Exception):
+            raise found
+        self._waited_s, self.has_begun = 0.0, True
+        return found
+
+    def stop(self) -> None:
+        """Read no more."""
+        self._is_over = True
 
 
 # -- the backend ----------------------------------------------------------------------------------
@@ -280,7 +325,7 @@ class Cascade:
         """Free the models."""
         await self.ears.aclose()
         if self.endpoint is not None:
-            await self.endpoint.aclose()
+            self.endpoint.close()
 
 
 class CascadeSession:
@@ -297,7 +342,7 @@ class CascadeSession:
         self._is_speaking = False  # the user
         self._before = b""
         self._heard = b""
-        self._answer: AsyncGenerator[str, None] | None = None
+        self._answer: Reading | None = None
         self._unsaid = b""
         self._tools = opening.tools
         self._made: list[Span] = []  # calls, in this second
@@ -322,17 +367,19 @@ class CascadeSession:
         if asked or (self._is_due and not is_busy):
             self._ask()
         if unit.force_listen or is_cut:
-            await self._stop()
+            self._stop()
         else:
             with anyio.CancelScope() as self._wait:
                 text = await self._prepare()
             is_cut, self._wait = self._wait.cancel_called, None
         if is_cut:
-            await self._stop()
+            self._stop()
             text = ""
         elif text:
             self._note(text)
         pcm, self._unsaid = self._unsaid[:SECOND], self._unsaid[SECOND:]
+        if not pcm and self._answer is not None and self._answer.has_begun and self._has_sound:
+            pcm = bytes(SECOND)  # the turn goes on when the endpoint does
         speaks = bool(text or pcm)
         return UnitResult(
             index=unit.index,
@@ -353,7 +400,7 @@ class CascadeSession:
     async def finalize(self, index: int, *, interrupted: bool) -> Finalized:
         """Close the unit."""
         if interrupted:
-            await self._stop()
+            self._stop()
         for span in self._made:
             self._keep(span)
         silent = Silent(end="eos" if self._made else "no_action", spans=tuple(self._made))
@@ -368,7 +415,7 @@ class CascadeSession:
 
     async def release(self) -> None:
         """Free what the session holds."""
-        await self._stop()
+        self._stop()
         self._heard = self._before = b""
 
     # -- the user ---------------------------------------------------------------------------------
@@ -392,7 +439,7 @@ class CascadeSession:
         before, self._before = self._before, pcm
         if not begun:
             return ""
-        await self._stop()  # barge-in
+        self._stop()  # barge-in
         self._heard = (self._heard or before) + pcm
         if self._is_speaking and len(self._heard) < UTTERANCE_S_MAX * UNIT_BYTES:
             return ""
@@ -432,30 +479,34 @@ class CascadeSession:
         if recent[0]["role"] == "tool":  # its call is no longer among them
             del recent[0]
         tools = self._tools if self._questions < QUESTIONS_MAX else ()
-        answer = self._models.answer([self._messages[0], *recent], tools, self._made)
-        self._answer, self._is_due = clauses(answer), False
+        self._answer = Reading(self._models.answer, [self._messages[0], *recent], tools)
+        self._is_due = False
         self._questions += 1
 
     async def _prepare(self) -> str:
-        """Have more than a second to say, or all that is left; return the words that are new."""
-        words = []
+        """Have more than a second to say, or all that there is; return the words that are new."""
+        words, until_s = [], anyio.current_time() + WAIT_S
         while self._answer is not None and len(self._unsaid) <= SECOND:
-            clause = await self._next(self._answer)
-            if clause is None:
+            found = await self._next(self._answer, until_s - anyio.current_time())
+            if found is None:
+                break
+            if not isinstance(found, str):
+                self._made += found
                 self._answer = None
                 continue
-            words.append(clause + " ")
+            words.append(found + " ")
             if self._has_sound:
-                self._unsaid += await anyio.to_thread.run_sync(self._models.speak, clause)
+                self._unsaid += await anyio.to_thread.run_sync(self._models.speak, found)
         return "".join(words)
 
-    async def _next(self, answer: AsyncGenerator[str, None]) -> str | None:
+    async def _next(self, answer: Reading, wait_s: float) -> str | list[Span] | None:
+        if self._models.endpoint is None:
+            wait_s = ANSWER_S_MAX  # its answer is there at once: no clock decides
         try:
-            with anyio.fail_after(ANSWER_S_MAX):
-                return await anext(answer, None)
+            return await answer.next(max(wait_s, 0))
         except (httpx2.HTTPError, TimeoutError, ValueError, LookupError) as error:
             _logger.warning("the language model failed: %r", error)
-            await self._stop()
+            self._stop()
             return NO_ANSWER
 
     def _note(self, text: str) -> None:
@@ -464,9 +515,8 @@ class CascadeSession:
             self._messages.append({"role": "assistant", "content": ""})
         self._messages[-1]["content"] += text
 
-    async def _stop(self) -> None:
+    def _stop(self) -> None:
         """Drop the rest of the answer."""
         answer, self._answer, self._unsaid = self._answer, None, b""
         if answer is not None:
-            with anyio.CancelScope(shield=True):
-                await answer.aclose()
+            answer.stop()

@@ -17,53 +17,14 @@ from __future__ import annotations
 
 import attrs
 
+from ..values import messages as ms
+from ..values import requests as rq
+from ..values import state as states
 from ..values.errors import CLIENT_ERRORS, CLOSE_NORMAL, LocalProtocolError
-from ..values.messages import (
-    Closed,
-    Created,
-    ErrorReport,
-    Paused,
-    Queued,
-    QueueUpdate,
-    Response,
-    Resumed,
-    ServerMessage,
-)
 from ..values.modes import OF_MODE, Mode
-from ..values.requests import (
-    Append,
-    Ask,
-    ChooseModel,
-    ClientMessage,
-    CloseRequest,
-    Commit,
-    Init,
-    See,
-)
-from ..values.state import (
-    ACCEPT,
-    BEGINNINGS,
-    ConnectionEnded,
-    Gate,
-    ModelChosen,
-    Role,
-    SessionKind,
-    State,
-    gate_of,
-    judge,
-    next_state,
-    session_kind_of,
-)
+from ..values.state import Gate, Role, SessionKind, State
+from ..wire import dialects
 from ..wire.codec import parse_frame
-from ..wire.dialects import (
-    DIALECTS,
-    LEGACY_CHAT,
-    LEGACY_DUPLEX,
-    MODES_OF,
-    OMNI,
-    OPENAI,
-    OPENAI_TRANSCRIPTION,
-)
 
 
 class ClientConnection:
@@ -78,17 +39,22 @@ class ClientConnection:
     """
 
     def __init__(self, dialect_name: str, mode: Mode) -> None:
-        if dialect_name not in DIALECTS:
-            names = ", ".join(DIALECTS)
+        if dialect_name not in dialects.DIALECTS:
+            names = ", ".join(dialects.DIALECTS)
             raise LocalProtocolError(f"no dialect {dialect_name!r}, there are {names}")
-        if mode not in MODES_OF[dialect_name]:
+        if mode not in dialects.MODES_OF[dialect_name]:
             raise LocalProtocolError(f"no mode={mode} in {dialect_name}")
-        self._dialect = DIALECTS[dialect_name]
+        self._dialect = dialects.DIALECTS[dialect_name]
         self._mode = mode
         self._requests = {table.cls: request for request, table in self._dialect.requests(mode)}
-        self._session_kind = session_kind_of(mode, is_request=self._dialect is LEGACY_CHAT)
-        self._state = BEGINNINGS[self._session_kind]
-        if self._dialect in (OPENAI, OMNI):  # where the end of the wait is not a message
+        self._session_kind = states.session_kind_of(
+            mode, is_request=self._dialect is dialects.LEGACY_CHAT
+        )
+        self._state = states.BEGINNINGS[self._session_kind]
+        if self._dialect in (
+            dialects.OPENAI,
+            dialects.OMNI,
+        ):  # where the end of the wait is not a message
             self._state = State.CONNECTED
         self._close_sent = False
         self._is_answered = False
@@ -114,7 +80,7 @@ class ClientConnection:
 
     # -- sending --------------------------------------------------------------------------------
 
-    def send(self, message: ClientMessage) -> str:
+    def send(self, message: rq.ClientMessage) -> str:
         """Write a message as the frame to be sent; nothing may follow a `CloseRequest`.
 
         A server answers `ChooseModel`, or the first commit in place of it, only if it lacks the
@@ -131,8 +97,8 @@ class ClientConnection:
         frames = _frames_of(message)
         if frames and self._mode == "audio":
             raise LocalProtocolError(f"{frames} video frames in mode=audio")
-        verdict = judge(self._gate, request)
-        if verdict != ACCEPT:
+        verdict = states.judge(self._gate, request)
+        if verdict != states.ACCEPT:
             raise LocalProtocolError(f"{request} in state {self._gate}: it would be {verdict}")
         frame = self._dialect.encode_request(message)
         bytes_max = OF_MODE[self._mode].frame_bytes_max
@@ -142,26 +108,28 @@ class ClientConnection:
         self._follow_sent(message)
         return frame
 
-    def _follow_sent(self, message: ClientMessage) -> None:
+    def _follow_sent(self, message: rq.ClientMessage) -> None:
         match message:
-            case Init():
+            case rq.Init():
                 self._gate = Gate.OPENING
-            case Ask(streaming=is_streamed):
+            case rq.Ask(streaming=is_streamed):
                 self._gate, self._is_streamed = Gate.TURN, is_streamed
-            case ChooseModel():
+            case rq.ChooseModel():
                 self._choose()
-            case Commit() if self._gate is Gate.UNCHOSEN:
+            case rq.Commit() if self._gate is Gate.UNCHOSEN:
                 self._choose()
-            case CloseRequest():
+            case rq.CloseRequest():
                 self._gate, self._close_sent = Gate.CLOSED, True
 
     def _choose(self) -> None:
-        self._state = next_state(Role.CLIENT, self._session_kind, self._state, ModelChosen)
+        self._state = states.next_state(
+            Role.CLIENT, self._session_kind, self._state, states.ModelChosen
+        )
         self._move_gate()
 
     # -- receiving ------------------------------------------------------------------------------
 
-    def receive(self, frame: str | bytes) -> tuple[ServerMessage, ...]:
+    def receive(self, frame: str | bytes) -> tuple[ms.ServerMessage, ...]:
         """Read a WebSocket message of the server; a binary one is bytes.
 
         `RemoteProtocolError` if it is not a JSON object or an event of the dialect, or not allowed
@@ -172,45 +140,49 @@ class ClientConnection:
         )
         return tuple(self._as_asked(message) for message in messages if self._take(message))
 
-    def _as_asked(self, message: ServerMessage) -> ServerMessage:
-        if isinstance(message, Response):
+    def _as_asked(self, message: ms.ServerMessage) -> ms.ServerMessage:
+        if isinstance(message, ms.Response):
             return attrs.evolve(message, streaming=self._is_streamed)
         return message
 
-    def _take(self, message: ServerMessage) -> bool:
+    def _take(self, message: ms.ServerMessage) -> bool:
         """Follow a message; False for the `stopped` after the `error` that ended it (002)."""
         before = self._state
-        is_over = before is State.CLOSED and self._dialect is LEGACY_DUPLEX
-        if is_over and isinstance(message, Closed):
+        is_over = before is State.CLOSED and self._dialect is dialects.LEGACY_DUPLEX
+        if is_over and isinstance(message, ms.Closed):
             return False
-        is_place = isinstance(message, Queued | QueueUpdate)
-        if is_place and self._dialect in (OPENAI, OMNI) and before is State.CONNECTED:
+        is_place = isinstance(message, ms.Queued | ms.QueueUpdate)
+        if (
+            is_place
+            and self._dialect in (dialects.OPENAI, dialects.OMNI)
+            and before is State.CONNECTED
+        ):
             return True
-        self._state = next_state(Role.CLIENT, self._session_kind, before, type(message))
-        if isinstance(message, Created) and self._dialect is OPENAI_TRANSCRIPTION:
+        self._state = states.next_state(Role.CLIENT, self._session_kind, before, type(message))
+        if isinstance(message, ms.Created) and self._dialect is dialects.OPENAI_TRANSCRIPTION:
             self._choose()
         if self._gate is Gate.TURN:
             self._follow_turn(message)
-        elif isinstance(message, Paused) and not self._close_sent:
+        elif isinstance(message, ms.Paused) and not self._close_sent:
             self._gate = Gate.PAUSED
         elif self._state is not before or self._reopens(message):
             self._move_gate()
         return True
 
-    def _reopens(self, message: ServerMessage) -> bool:
+    def _reopens(self, message: ms.ServerMessage) -> bool:
         """Whether a pause ended or an init was refused, so that more may be sent."""
-        refused = isinstance(message, ErrorReport) and message.code in CLIENT_ERRORS
+        refused = isinstance(message, ms.ErrorReport) and message.code in CLIENT_ERRORS
         # In OPENING nothing but the init can have been wrong: a better one may be sent.
-        return isinstance(message, Resumed) or (refused and self._gate is Gate.OPENING)
+        return isinstance(message, ms.Resumed) or (refused and self._gate is Gate.OPENING)
 
-    def _follow_turn(self, message: ServerMessage) -> None:
+    def _follow_turn(self, message: ms.ServerMessage) -> None:
         if (
-            isinstance(message, Response | ErrorReport)
+            isinstance(message, ms.Response | ms.ErrorReport)
             and self._session_kind is SessionKind.REQUEST
         ):
             self._is_answered = True
             self._gate = Gate.CLOSED
-        elif isinstance(message, Response | ErrorReport | Closed):
+        elif isinstance(message, ms.Response | ms.ErrorReport | ms.Closed):
             self._move_gate()
 
     def connection_closed(self, code: int, reason: str) -> bool:
@@ -224,23 +196,29 @@ class ClientConnection:
         is_due = self._state is not State.ACTIVE or self._is_answered
         # An idle transcription ends without a message, and so does each session of `openai`.
         is_due = (
-            is_due or self._session_kind is SessionKind.TRANSCRIPTION or self._dialect is OPENAI
+            is_due
+            or self._session_kind is SessionKind.TRANSCRIPTION
+            or self._dialect is dialects.OPENAI
         )
         ordered = self._state is State.CLOSED or (is_due and code == CLOSE_NORMAL)
         if self._state is not State.CLOSED:
-            self._state = next_state(Role.CLIENT, self._session_kind, self._state, ConnectionEnded)
+            self._state = states.next_state(
+                Role.CLIENT, self._session_kind, self._state, states.ConnectionEnded
+            )
         self._move_gate()
         return ordered
 
     def _move_gate(self) -> None:
         is_over = self._close_sent or self._state is State.CLOSED
-        is_open = self._dialect in (OPENAI, OPENAI_TRANSCRIPTION)
-        there = Gate.OPEN if is_open else gate_of(self._session_kind, self._state)
-        if there is Gate.ACTIVE and self._dialect is OMNI:
+        is_open = self._dialect in (dialects.OPENAI, dialects.OPENAI_TRANSCRIPTION)
+        there = Gate.OPEN if is_open else states.gate_of(self._session_kind, self._state)
+        if there is Gate.ACTIVE and self._dialect is dialects.OMNI:
             there = Gate.STEERED
         self._gate = Gate.CLOSED if is_over else there
 
 
-def _frames_of(message: ClientMessage) -> int:
+def _frames_of(message: rq.ClientMessage) -> int:
     """The number of video frames in a message."""
-    return len(message.frames) if isinstance(message, Append) else int(isinstance(message, See))
+    return (
+        len(message.frames) if isinstance(message, rq.Append) else int(isinstance(message, rq.See))
+    )

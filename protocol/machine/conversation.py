@@ -1,4 +1,11 @@
-"""The conversation of a session of `openai`: its items, responses, and the user's words."""
+"""The conversation of a session of `openai` or `vllm-omni`: items, responses, the user's words.
+
+first speech -> begin_reply -> speak, a piece a second -> end_reply, with calls after the speech
+
+- A response is a `Reply` here: `Response` is the answer of a turn of chat.
+- One that never comes, or has only calls, is begun and ended at once (`end_unbegun`).
+- The kind decides when the model speaks; what the client gets then is decided here.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +55,7 @@ class Conversation:
     Attributes:
         settings: those in force.
         items: of the conversation, by their ids; the oldest are forgotten.
+        chars: of the text of all items.
         items_made: how many ids were made.
         reply: the response in progress.
         asked: the request for the response that comes next.
@@ -55,6 +63,7 @@ class Conversation:
         words: the text of `reply` so far.
         spans: the last items of sound, each with its end in milliseconds of the model's sound.
         utterances: what is transcribed, and in no item yet.
+        id: as a client of `openai` knows the conversation; empty for others, and old ones.
     """
 
     step: Step
@@ -63,6 +72,7 @@ class Conversation:
     sound: SoundPieces
     settings: oa.OpenAISession
     items: dict[str, Item] = attrs.Factory(dict)
+    chars: int = 0
     items_made: int = 0
     reply: oa.Reply | None = None
     asked: oa.Respond = attrs.Factory(oa.Respond)
@@ -70,12 +80,11 @@ class Conversation:
     words: str = ""
     spans: deque[tuple[str, int]] = attrs.Factory(lambda: deque(maxlen=UTTERANCES_MAX))
     utterances: deque[Utterance] = attrs.Factory(lambda: deque(maxlen=UTTERANCES_MAX))
+    id: str = attrs.field(init=False)
 
-    @property
-    def id(self) -> str:
-        """The conversation, as a client of `openai` knows it; empty for others, and old ones."""
+    def __attrs_post_init__(self) -> None:
         has_id = self.step.opened.endpoint == "openai" and self.step.behaves(AWAITED_EVENTS)
-        return self.step.derive("conv", 0) if has_id else ""
+        self.id = self.step.derive("conv", 0) if has_id else ""
 
     # -- items ----------------------------------------------------------------------------------
 
@@ -105,9 +114,22 @@ class Conversation:
             kept = list(self.items.items())
             at = 0 if after == FIRST else [*self.items].index(after) + 1
             self.items = dict([*kept[:at], (item.id, item), *kept[at:]])
-        chars = sum(kept.chars for kept in self.items.values())
-        while len(self.items) > ITEMS_MAX or chars > ITEMS_CHARS_MAX:
-            chars -= self.items.pop(next(iter(self.items))).chars
+        self.chars += item.chars
+        while len(self.items) > ITEMS_MAX or self.chars > ITEMS_CHARS_MAX:
+            self._forget(next(iter(self.items)))
+
+    def add_early(self) -> None:
+        """Send the items that came before the session was there."""
+        early, self.items, self.chars = self.items, {}, 0
+        for item in early.values():
+            self.add(item, self.last_id)
+
+    def _replace(self, item: Item) -> None:
+        self.chars += item.chars - self.items[item.id].chars
+        self.items[item.id] = item
+
+    def _forget(self, item_id: str) -> None:
+        self.chars -= self.items.pop(item_id).chars
 
     def refusal(self, message: ClientMessage) -> Refused | None:
         """Refuse the result of a call that waits for none."""
@@ -149,7 +171,7 @@ class Conversation:
     def delete_item(self, message: oa.DeleteItem) -> None:
         """Forget an item."""
         if self._knows(message.item_id):
-            del self.items[message.item_id]
+            self._forget(message.item_id)
             self.peer.send(oa.ItemDeleted(item_id=message.item_id))
 
     def retrieve_item(self, message: oa.RetrieveItem) -> None:
@@ -192,7 +214,7 @@ class Conversation:
         text = part.text[: ends[-1][1] if ends else 0]
         cut = attrs.evolve(part, text=text, ends=(*ends, (samples, len(text))))
         parts = (*item.parts[:index], cut, *item.parts[index + 1 :])
-        self.items[item.id] = attrs.evolve(item, parts=parts)
+        self._replace(attrs.evolve(item, parts=parts))
         return ""
 
     def _knows(self, item_id: str) -> bool:
@@ -209,14 +231,16 @@ class Conversation:
             self.begin_reply(speech)
         assert self.reply is not None
         held, made = speech.metrics.kv_cache_length, speech.metrics.n_tokens
-        tokens = self.reply.output_tokens + made
-        if not self.reply.output_tokens and self.step.behaves(RESPONSE_OPTIONS):
-            self.reply = attrs.evolve(self.reply, input_tokens=max(held - made, 0))
-        self.reply = attrs.evolve(self.reply, output_tokens=tokens)
-        self.words += speech.text
-        before = self.reply.ends[-1][0] if self.reply.ends else 0
+        reply, self.words = self.reply, self.words + speech.text
+        is_first = not reply.output_tokens and self.step.behaves(RESPONSE_OPTIONS)
+        before = reply.ends[-1][0] if reply.ends else 0
         end = before + len(speech.pcm) // SAMPLE_BYTES, len(self.words)
-        self.reply = attrs.evolve(self.reply, ends=(*self.reply.ends, end))
+        self.reply = attrs.evolve(
+            reply,
+            input_tokens=max(held - made, 0) if is_first else reply.input_tokens,
+            output_tokens=reply.output_tokens + made,
+            ends=(*reply.ends, end),
+        )
         if self.reply.modality == "audio" and (speech.text or speech.pcm):
             coding = self.settings.output_format
             pcm = self.sound.to_rate(speech.pcm, rate_of(coding))
@@ -362,7 +386,7 @@ class Conversation:
         at = ids.index(item.id) if item.id in self.items else 0
         previous = ids[at - 1] if at else None
         if item.id in self.items:
-            self.items[item.id] = item
+            self._replace(item)
         self.peer.send(oa.ReplyStep(kind="item_done", response_id=name, item=item))
         self.peer.send(oa.ItemStep(kind="done", item=item, previous_id=previous))
         ended = attrs.evolve(
@@ -410,7 +434,7 @@ class Conversation:
         if item is None or not text or not self.settings.transcriber:
             return
         words = " ".join(filter(None, [*(part.text for part in item.parts), text]))
-        self.items[item_id] = attrs.evolve(item, parts=(Part(kind="input_audio", text=words),))
+        self._replace(attrs.evolve(item, parts=(Part(kind="input_audio", text=words),)))
         took_ms = utterance.end_ms - utterance.start_ms
         self.peer.send(oa.InputStep(kind="transcript_delta", item_id=item_id, text=text))
         done = oa.InputStep(kind="transcript_done", item_id=item_id, text=words, at_ms=took_ms)

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
@@ -55,7 +56,9 @@ class Step:
     """The session's clock and first event, and the effects of the step in progress.
 
     Attributes:
-        opened: the session's first event: its ids, seed and limits; a fork has limits of its own.
+        opened: the session's first event: its ids, seed and limits.
+        limits: the limits of the session; a fork has its own (`reopen`).
+        do: appends an effect.
         is_forking: the model is to be brought to the past of another session.
         media: the number of the next `DecodeMedia`.
     """
@@ -65,19 +68,19 @@ class Step:
     now_ns: int = 0
     effects: list[ef.Effect] = attrs.Factory(list)
     media: int = 0
+    limits: SessionLimits = attrs.field(init=False)
+    do: Callable[[ef.Effect], None] = attrs.field(init=False)
 
-    @property
-    def limits(self) -> SessionLimits:
-        """The limits of the session."""
-        return self.opened.limits
+    def __attrs_post_init__(self) -> None:
+        self.limits, self.do = self.opened.limits, self.effects.append
+
+    def reopen(self, opened: ev.ConnectionOpened) -> None:
+        """Begin again, as the fork of a session."""
+        self.opened, self.limits, self.is_forking = opened, opened.limits, True
 
     def behaves(self, change: int) -> bool:
         """Whether the session includes a change of behaviour (`behaviour`)."""
         return self.opened.behaviour >= change
-
-    def do(self, effect: ef.Effect) -> None:
-        """Append an effect."""
-        self.effects.append(effect)
 
     def decode(self, kind: ef.MediaKind, data: bytes, **how: int) -> int:
         """Request `DecodeMedia`; returns the media's number."""

@@ -30,21 +30,8 @@ from ..values.requests import AppendSound, ClientMessage, Commit
 from ..values.state import Gate, ModelChosen, SessionKind
 from ..values.utf8 import Refused
 from ..wire.audio import DOWN, HISTORY_BYTES, expand, resample, to_pcm16
+from . import sound as shared
 from .kind import Handlers, Kind
-from .sound import (
-    AWAY_NS,
-    UPDATES_MAX,
-    expired,
-    first_settings,
-    format_refusal,
-    is_served,
-    never_written,
-    no_model,
-    other_formats,
-    own_time,
-    size_refusal,
-    whole,
-)
 from .transcription import CHUNK_HANDLERS, ChunkLoop, Utterance, chunk_loop
 
 FOUND_MS_MAX: Final = 2 * MS_PER_S
@@ -128,14 +115,14 @@ class Dictation(Kind):
 
     def begin(self) -> None:
         """Queue for the slot, with the settings of a client that has said nothing."""
-        first, detection = first_settings(self.peer), oa.TurnDetection(kind="server_vad")
+        first, detection = shared.first_settings(self.peer), oa.TurnDetection(kind="server_vad")
         self.settings = attrs.evolve(first, transcriber=first.model, detection=detection)
-        if is_served(self, first.model):
+        if shared.is_served(self, first.model):
             super().begin()
 
     def first_slot(self) -> None:
         """Tell the client that the session is there, and take the sound that came early."""
-        self.settings = own_time(self, self.settings)
+        self.settings = shared.own_time(self, self.settings)
         self.peer.send_created(prompt_length=0, openai=self.settings)
         self.peer.move(ModelChosen)
         self.peer.active_ns = self.step.now_ns
@@ -167,7 +154,7 @@ class Dictation(Kind):
         """End the speech of a client that sends no sound any more."""
         if not self.is_speaking or self.peer.is_detached or not self.step.behaves(ENDS_SPEECH):
             return
-        left_ns = self.peer.active_ns + AWAY_NS - self.step.now_ns
+        left_ns = self.peer.active_ns + shared.AWAY_NS - self.step.now_ns
         if left_ns > 0:
             self.timers.cancel("silence")
             self.timers.set("silence", left_ns / NS_PER_S + 1 / MS_PER_S)
@@ -185,8 +172,8 @@ class Dictation(Kind):
         """Tell why the session ends, and which items stay without their text."""
         is_due = self.has_own_time and reason in ("timeout", "idle") and self.peer.is_active
         for spoken in self.unanswered if is_due else ():
-            self.peer.send(never_written(spoken.item_id))
-        expired(self, reason)
+            self.peer.send(shared.never_written(spoken.item_id))
+        shared.expired(self, reason)
 
     def refusal(self, message: ClientMessage) -> Refused | None:
         """Refuse what needs the session, another model, and sound for which there is no room."""
@@ -198,13 +185,13 @@ class Dictation(Kind):
             case oa.Configure(transcriber=str() as name) if name not in limits.models:
                 code = ErrorCode.MODEL_NOT_FOUND
                 path = "$.session.audio.input.transcription.model"
-                text = f"{path}: {no_model(name)}"
+                text = f"{path}: {shared.no_model(name)}"
             case oa.Configure():
                 samples = self.samples or len(self.sound) // SAMPLE16_BYTES
-                return format_refusal(self.step, message, self.settings, samples)
+                return shared.format_refusal(self.step, message, self.settings, samples)
             case AppendSound(pcm16=sound):
                 coding = self.settings.input_format
-                refused = size_refusal(self.step, message, coding, self._rate_hz)
+                refused = shared.size_refusal(self.step, message, coding, self._rate_hz)
                 if refused is not None:
                     return refused
                 waiting = self.loop.waiting_bytes + len(self.sound)
@@ -221,7 +208,7 @@ class Dictation(Kind):
             now = attrs.evolve(now, transcriber=message.transcriber)
         if message.input_format is not None and not self.samples and not self.sound:
             now = attrs.evolve(now, input_format=message.input_format)
-        elif self.step.behaves(LATE_FORMATS) and other_formats(message, now):
+        elif self.step.behaves(LATE_FORMATS) and shared.other_formats(message, now):
             now = attrs.evolve(now, input_format=message.input_format or now.input_format)
             self._forget_open()
             self.samples = self.searched = 0
@@ -234,7 +221,7 @@ class Dictation(Kind):
         if self.peer.is_active:
             self.peer.send(oa.Configured(openai=now))
         else:
-            self.updates = min(self.updates + 1, UPDATES_MAX)
+            self.updates = min(self.updates + 1, shared.UPDATES_MAX)
 
     # -- sound ----------------------------------------------------------------------------------
 
@@ -378,7 +365,7 @@ class Dictation(Kind):
             self._give(self.sound)
         spoken, self.open, self.sound = self.open, None, b""
         previous = self.last_item
-        item = whole(self.step, Item(id=spoken.item_id, role="user", parts=_SOUND))
+        item = shared.whole(self.step, Item(id=spoken.item_id, role="user", parts=_SOUND))
         self.last_item = item.id
         self.peer.send(oa.InputStep(kind="committed", item_id=item.id, previous_id=previous))
         self.peer.send(oa.ItemStep(kind="added", item=item, previous_id=previous))

@@ -95,11 +95,14 @@ class Duplex(Kind):
 
     def refusal(self, message: ClientMessage) -> Refused | None:
         """Refuse an init that a fork may not have, a result not due, a picture without room."""
-        return (
-            self.setup.refusal(message)
-            or self.loop.input.refusal(message)
-            or self.loop.tools.refusal(message)
-        )
+        match message:
+            case Init():
+                return self.setup.refusal(message)
+            case See():
+                return self.loop.input.refusal(message)
+            case ToolResult() | TellModel():
+                return self.loop.tools.refusal(message)
+        return None
 
     def timed_out(self, name: ev.TimerName) -> None:
         """Handle a timer: calls whose time is over end, and not the session."""

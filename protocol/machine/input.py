@@ -128,9 +128,6 @@ class WaitingUnits:
     units: deque[PendingUnit] = attrs.Factory(deque)
     most: int = UNITS_PENDING_MAX
 
-    def __len__(self) -> int:
-        return len(self.units)
-
     def push(self, unit: PendingUnit) -> PendingUnit | None:
         """Add the newest; return the unit dropped for it, if any (B7)."""
         self.units.append(unit)
@@ -155,7 +152,8 @@ class WaitingUnits:
         """Take the oldest; None without one, or while its media is being decoded."""
         if not self.units:
             return None
-        if any(frame.media in undecided_media for frame in self.units[0].attached.frames):
+        frames = self.units[0].attached.frames
+        if frames and any(frame.media in undecided_media for frame in frames):
             return None
         return self.units.popleft()
 
@@ -205,7 +203,7 @@ class Input:
     def samples_waiting(self) -> int:
         """Samples that no unit in the model has yet."""
         remainder = len(self.assembler.remainder) // SAMPLE_BYTES
-        return len(self.waiting) * UNIT_SAMPLES + remainder
+        return len(self.waiting.units) * UNIT_SAMPLES + remainder
 
     def forget(self, ordinal: int) -> None:
         """Forget all input; the next unit is the second of the session's input with a number."""
@@ -219,14 +217,15 @@ class Input:
 
     def catch_up(self) -> None:
         """Let no more units wait than usual, once no more do."""
-        if len(self.waiting) <= UNITS_PENDING_MAX:
+        if len(self.waiting.units) <= UNITS_PENDING_MAX:
             self.waiting.most = UNITS_PENDING_MAX
 
     def attach(self, message: Append, input_id: str) -> Attachments:
         """Have the pictures of an append decoded; returns what belongs to its sound."""
+        has_frames = message.frames or self.pictures or self.assembler.attached.frames
         attached = Attachments(
             input_id=input_id,
-            frames=self.pictures + self._decode_all(message),
+            frames=self.pictures + self._decode_all(message) if has_frames else (),
             force_listen=message.force_listen,
             max_slice_nums=message.max_slice_nums,
         )

@@ -16,18 +16,9 @@ from typing import Any, ClassVar, Final, Protocol
 import attrs
 
 from ..values import effects as ef
+from ..values import errors
 from ..values import events as ev
 from ..values.behaviour import CLOSING_ENDS, OWN_TIME
-from ..values.errors import (
-    CLOSE_INTERNAL_ERROR,
-    CLOSE_NORMAL,
-    CLOSE_POLICY,
-    CLOSE_RESTART,
-    CLOSE_TOO_BIG,
-    CLOSE_TRY_LATER,
-    ErrorCode,
-    FrameError,
-)
 from ..values.messages import Closed, EndReason, GoingAway, QueueDone
 from ..values.requests import ClientMessage
 from ..values.state import BEGINNINGS, ConnectionEnded, Gate, SessionKind, State, gate_of
@@ -38,9 +29,9 @@ from .peer import Peer
 from .slot import Slot, SlotUser
 
 CLOSE_CODES: Final[Mapping[EndReason, int]] = {
-    "backend_error": CLOSE_INTERNAL_ERROR,
-    "server_shutdown": CLOSE_RESTART,
-    "flooded": CLOSE_POLICY,
+    "backend_error": errors.CLOSE_INTERNAL_ERROR,
+    "server_shutdown": errors.CLOSE_RESTART,
+    "flooded": errors.CLOSE_POLICY,
 }
 """The WebSocket close code of each reason; other reasons close normally (the wire decisions)."""
 
@@ -117,6 +108,7 @@ class Kind:
             state=BEGINNINGS[self.session_kind],
             dialect=first_dialect(opened.mode, opened.endpoint),
             has_event_ids=opened.endpoint in ev.EVENT_IDS,
+            is_omni=opened.endpoint == "omni",
         )
         self.slot = Slot(self.step, self.timers, self.peer)
         self.watchdog = Watchdog(self.step, self.timers, self.slot.call)
@@ -145,17 +137,17 @@ class Kind:
     @property
     def gate(self) -> Gate:
         """The gate that judges the client's messages."""
-        if self.early_bytes is not None:
-            return Gate.KEPT if self.early_bytes else Gate.WAITING
+        if self.peer.state is State.QUEUED and self.has_opening:
+            return Gate.KEPT if self.peer.early else Gate.WAITING
         return gate_of(self.session_kind, self.peer.state)
 
     def refusal(self, _message: ClientMessage) -> Refused | None:
         """Return the refusal of a valid message, changing nothing; None accepts it."""
         return None
 
-    def frame_refused(self, error: FrameError, code: ErrorCode) -> None:
+    def frame_refused(self, error: errors.FrameError, code: errors.ErrorCode) -> None:
         """Answer an unreadable frame, and end the session, unless its kind goes on (003)."""
-        if self.answers_unreadable and error.close_code != CLOSE_TOO_BIG:
+        if self.answers_unreadable and error.close_code != errors.CLOSE_TOO_BIG:
             self.send_error(code, error.reason)
         else:
             self.end("invalid_frame", close_code=error.close_code, words=error.reason)
@@ -177,7 +169,7 @@ class Kind:
     def give_up(self, text: str) -> None:
         """End the session, or refuse it before it is set up: the model does not answer."""
         if self.opens_model and self.peer.state is State.CONNECTED:
-            self.refuse(ErrorCode.WORKER_CONNECT_FAILED, text)
+            self.refuse(errors.ErrorCode.WORKER_CONNECT_FAILED, text)
         else:
             self.end("backend_error")
 
@@ -204,7 +196,7 @@ class Kind:
 
     # -- the client -----------------------------------------------------------------------------
 
-    def send_error(self, code: ErrorCode, message: str) -> None:
+    def send_error(self, code: errors.ErrorCode, message: str) -> None:
         """Send an `error`; the connection stays."""
         self.peer.send_error(code, message)
 
@@ -224,9 +216,18 @@ class Kind:
     def peer_gone(self, event: ev.PeerGone | ev.SendFailed) -> None:
         """Wait for the client, or end the session: the connection is over."""
         peer, code = self.peer, event.code if isinstance(event, ev.PeerGone) else 0
-        if code == CLOSE_NORMAL and not peer.dialect.has_close and self.step.behaves(CLOSING_ENDS):
+        if (
+            code == errors.CLOSE_NORMAL
+            and not peer.dialect.has_close
+            and self.step.behaves(CLOSING_ENDS)
+        ):
             self.lose_peer("client")
-        elif peer.is_closed or peer.is_detached or not peer.is_resumable or code == CLOSE_NORMAL:
+        elif (
+            peer.is_closed
+            or peer.is_detached
+            or not peer.is_resumable
+            or code == errors.CLOSE_NORMAL
+        ):
             self.lose_peer()
         else:
             peer.detach()
@@ -235,7 +236,7 @@ class Kind:
         """Give the new connection what the client has not received, and go on."""
         self.peer.attach(event.after)
         if self.peer.is_closed:
-            self.step.do(ef.Close(code=CLOSE_NORMAL, reason=self.end_reason or ""))
+            self.step.do(ef.Close(code=errors.CLOSE_NORMAL, reason=self.end_reason or ""))
         elif self.peer.is_asleep:
             self.peer.is_asleep = False
             self.slot_user.wake()
@@ -316,7 +317,7 @@ class Kind:
             )
         else:
             peer.move(ConnectionEnded)
-        code = close_code or CLOSE_CODES.get(reason, CLOSE_NORMAL)
+        code = close_code or CLOSE_CODES.get(reason, errors.CLOSE_NORMAL)
         self.step.do(ef.Close(code=code, reason=words or CLOSE_WORDS.get(reason, reason)))
         self._clean_up(reason)
 
@@ -326,7 +327,9 @@ class Kind:
             self.peer.move(ConnectionEnded)
             self._clean_up(reason)
 
-    def refuse(self, code: ErrorCode, message: str, *, close_code: int = CLOSE_TRY_LATER) -> None:
+    def refuse(
+        self, code: errors.ErrorCode, message: str, *, close_code: int = errors.CLOSE_TRY_LATER
+    ) -> None:
         """Turn the session away for a reason of ours: an error, then 1013 (000, Server Errors)."""
         if not self.peer.is_closed:
             self.peer.send_error(code, message)

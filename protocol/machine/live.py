@@ -25,7 +25,7 @@ from ..values import openai as oa
 from ..values.errors import ErrorCode
 from ..values.limits import INSTRUCTIONS_CHARS_MAX, MODEL_CHARS_SHOWN, MS_PER_S, USAGE_UNITS
 from ..values.messages import EndReason, Listen, Metrics, Speech, ToolCalled
-from ..values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, Coding, Tool, ToolResult
+from ..values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, Tool, ToolResult
 from ..values.openai import as_prompt
 from ..values.requests import Append, AppendSound, ClientMessage, Init, VoiceName
 from ..values.state import Gate, SessionKind
@@ -94,7 +94,7 @@ class Live(Kind):
         super().__attrs_post_init__()
         self.setup = duplex_parts(self)
         self.loop, self.slot_user = self.setup.loop, self.setup.migration
-        self.sound = SoundPieces(self.step, self.peer, self)
+        self.sound = SoundPieces(self.step, self.peer, self.take_second)
 
     # -- the session ----------------------------------------------------------------------------
 
@@ -155,11 +155,13 @@ class Live(Kind):
     def init(self, init: Init) -> None:
         """Accept an init; what was said before is a part of the prompt, which a fork has."""
         if self.step.is_forking:
-            self.settings = _inherited(self.settings, init.live)
+            self.settings = now = _inherited(self.settings, init.live)
+            self.sound.set_format(now.coding, now.rate_hz)
             self._offer(self.settings.tools)
             self.setup.init(init)
             return
         self.settings, self.instructions = init.live, init.instructions
+        self.sound.set_format(init.live.coding, init.live.rate_hz)
         self.voice = init.ref_audio.name if isinstance(init.ref_audio, VoiceName) else ""
         prompt = as_prompt(init.instructions, init.live.history)
         tools = init.live.tools if self.step.limits.duplex_tools else ()
@@ -191,25 +193,15 @@ class Live(Kind):
                 return self.loop.tools.refusal(message, "$.item.call_id")
         return self.sound.refusal(message) or self.setup.refusal(message)
 
-    @property
-    def coding(self) -> Coding:
-        """How sound is written, in both directions."""
-        return self.settings.coding
-
-    @property
-    def rate_hz(self) -> int:
-        """Of the sound in both directions."""
-        return self.settings.rate_hz
-
     def append_sound(self, message: AppendSound) -> None:
         """Take sound, or as much silence of a muted client."""
-        pcm16 = expand(message.pcm16, self.coding)
+        pcm16 = expand(message.pcm16, self.sound.coding)
         for second in self.sound.cut(bytes(len(pcm16)) if self.is_muted else pcm16):
             self.sound.convert(second)
 
     def room_bytes(self) -> int:
         """Return the bytes of sound that are only kept: the rest of a second."""
-        is_plain = self.coding == "audio/pcm"
+        is_plain = self.sound.coding == "audio/pcm"
         return self.sound.second_bytes - 1 - len(self.sound.rest) if is_plain else 0
 
     def keep(self, messages: Sequence[AppendSound]) -> None:
@@ -267,8 +259,8 @@ class Live(Kind):
             id=self.peer.session_id,
             expires_at=created_s + self.step.limits.session_s,
             model=self.settings.model,
-            coding=self.coding,
-            rate_hz=self.rate_hz,
+            coding=self.sound.coding,
+            rate_hz=self.sound.rate_hz,
             delegation=self.settings.delegation,
             backend=self.settings.backend,
             safety_identifier=self.settings.safety_identifier,
@@ -323,12 +315,15 @@ class Live(Kind):
     unit_dropped = unit_undone  # else another unit would be taken for its answer
 
     def _send_second(self, pcm: bytes, text: str, **unit: Any) -> None:
-        pcm, unit = self.sound.to_rate(pcm, self.rate_hz), unit | {"coding": self.coding}
+        pcm, unit = (
+            self.sound.to_rate(pcm, self.sound.rate_hz),
+            unit | {"coding": self.sound.coding},
+        )
         if text or any(to_pcm16(pcm)):
             at_ms = self.seconds * MS_PER_S
             self.peer.send(Speech(text=text, pcm=pcm, end_of_turn=False, start_ms=at_ms, **unit))
         else:
-            self.peer.send(Listen(silence_samples=self.rate_hz, **unit))
+            self.peer.send(Listen(silence_samples=self.sound.rate_hz, **unit))
         self._count()
 
     def _line_up(self, speech: Speech | None) -> bytes:

@@ -24,7 +24,7 @@ from ..values import openai as oa
 from ..values.errors import ErrorCode
 from ..values.limits import ANSWER_UNITS, MS_PER_S, NS_PER_S
 from ..values.messages import EndReason, Listen, Metrics, Speech, ToolCalled
-from ..values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, UNIT_BYTES, Coding
+from ..values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, UNIT_BYTES
 from ..values.openai import Item, Part
 from ..values.requests import Append, ClientMessage, Init
 from ..values.state import Gate, SessionKind
@@ -100,7 +100,7 @@ class Omni(Kind):
         super().__attrs_post_init__()
         self.setup = duplex_parts(self)
         self.loop, self.slot_user = self.setup.loop, self.setup.migration
-        sound = SoundPieces(self.step, self.peer, self)
+        sound = SoundPieces(self.step, self.peer)
         first = oa.OpenAISession(transcriber=self.step.limits.transcriber)
         self.conversation = Conversation(self.step, self.peer, self.loop, sound, first)
 
@@ -205,19 +205,6 @@ class Omni(Kind):
         self.peer.send(om.HeartbeatAck(session_id=self.peer.session_id))
 
     # -- in -------------------------------------------------------------------------------------
-
-    @property
-    def coding(self) -> Coding:
-        """How the client's sound is written."""
-        return "audio/pcm"
-
-    @property
-    def rate_hz(self) -> int:
-        """The rate of the client's sound."""
-        return INPUT_RATE_HZ
-
-    def take_second(self, pcm: bytes) -> None:
-        """Never called: sound comes at the model's rate."""
 
     def append(self, message: Append) -> None:
         """Take sound and pictures."""

@@ -24,54 +24,22 @@ from typing import ClassVar, Final
 
 import attrs
 
+from ..values import behaviour, limits
 from ..values import events as ev
 from ..values import openai as oa
-from ..values.behaviour import (
-    ANSWERS_COMMITTED,
-    ASKED_ONLY,
-    AWAITED_EVENTS,
-    ENDS_SPEECH,
-    KEEPS_SOUND,
-    LAST_WORDS,
-    LATE_FORMATS,
-    LENIENT_SETTINGS,
-    REPORTS_LATE_INSTRUCTIONS,
-)
 from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FrameError
-from ..values.limits import (
-    ANSWER_UNITS,
-    BACKLOG_S_MAX,
-    FRAMES_MAX,
-    INSTRUCTIONS_CHARS_MAX,
-    LAST_WORDS_S,
-    MS_PER_S,
-    NS_PER_MS,
-    NS_PER_S,
-    UNITS_PENDING_MAX,
-)
 from ..values.messages import EndReason, Listen, Speech, ToolCalled
-from ..values.model import OUTPUT_RATE_HZ, SAMPLE16_BYTES, SAMPLE_BYTES, Coding, rate_of
+from ..values.model import OUTPUT_RATE_HZ, SAMPLE16_BYTES, SAMPLE_BYTES, rate_of
 from ..values.openai import Item, Part
 from ..values.requests import Append, AppendSound, ClientMessage, Init, VoiceName
 from ..values.state import Gate, SessionKind
 from ..values.utf8 import Refused
 from ..wire.audio import expand
 from ..wire.kinds import STOCK_VOICES
+from . import sound as shared
 from .conversation import UNHEARD, Conversation
 from .kind import Handlers, Kind
 from .setup import DUPLEX_HANDLERS, Setup, duplex_parts
-from .sound import (
-    AWAY_NS,
-    UPDATES_MAX,
-    SoundPieces,
-    expired,
-    first_settings,
-    format_refusal,
-    is_served,
-    never_written,
-    other_formats,
-    own_time,
-)
 from .unit_loop import UnitLoop
 
 _SOUND: Final = (Part(kind="input_audio"),)
@@ -119,7 +87,7 @@ class OpenAI(Kind):
 
     setup: Setup = attrs.field(init=False)
     loop: UnitLoop = attrs.field(init=False)
-    sound: SoundPieces = attrs.field(init=False)
+    sound: shared.SoundPieces = attrs.field(init=False)
     conversation: Conversation = attrs.field(init=False)
     updates: int = 0
     input_item: str = ""
@@ -135,8 +103,8 @@ class OpenAI(Kind):
         super().__attrs_post_init__()
         self.setup = duplex_parts(self)
         self.loop, self.slot_user = self.setup.loop, self.setup.migration
-        self.sound = SoundPieces(self.step, self.peer, self)
-        first = first_settings(self.peer)
+        self.sound = shared.SoundPieces(self.step, self.peer, self.take_second)
+        first = shared.first_settings(self.peer)
         self.conversation = Conversation(self.step, self.peer, self.loop, self.sound, first)
 
     # -- the session ----------------------------------------------------------------------------
@@ -158,24 +126,22 @@ class OpenAI(Kind):
 
     def begin(self) -> None:
         """Queue for the slot, with the settings of a client that has sent nothing."""
-        if is_served(self, self.settings.model):
+        if shared.is_served(self, self.settings.model):
             super().begin()
 
     def first_slot(self) -> None:
         """Tell the client that the session is there, and add the items that came early."""
         super().first_slot()
-        self.conversation.settings = own_time(self, self.settings)
+        self.conversation.settings = shared.own_time(self, self.settings)
         if self.has_own_time:
             self.timers.cancel("init")
         self.send_created()
-        if self.step.behaves(AWAITED_EVENTS):
+        if self.step.behaves(behaviour.AWAITED_EVENTS):
             self.peer.send(oa.ConversationCreated(id=self.conversation.id))
         for _ in range(self.updates):
             self.peer.send(oa.Configured(openai=self.settings))
-        conversation = self.conversation
-        self.updates, early, conversation.items = 0, conversation.items, {}
-        for item in early.values():
-            conversation.add(item, conversation.last_id)
+        self.updates = 0
+        self.conversation.add_early()
 
     def send_created(self, prompt_length: int = 0) -> None:
         """Tell the client that the session is there, and its settings."""
@@ -187,8 +153,11 @@ class OpenAI(Kind):
             return Refused(code=ErrorCode.NOT_READY, message="the session is not there yet")
         if self.ending_ms is not None and isinstance(message, oa.Respond):
             return Refused(code=ErrorCode.SESSION_EXPIRED, message="the session is over")
-        if not self._is_begun and len(self.conversation.prompt(message)) > INSTRUCTIONS_CHARS_MAX:
-            text = f"instructions and items of over {INSTRUCTIONS_CHARS_MAX} characters"
+        if (
+            not self._is_begun
+            and len(self.conversation.prompt(message)) > limits.INSTRUCTIONS_CHARS_MAX
+        ):
+            text = f"instructions and items of over {limits.INSTRUCTIONS_CHARS_MAX} characters"
             return Refused(code=ErrorCode.INVALID_PAYLOAD, message=text)
         if isinstance(message, oa.Respond) and message.instructions is not None:
             return self._instructions_refusal(message)
@@ -196,7 +165,7 @@ class OpenAI(Kind):
             return self._picture_refusal(message)
         samples = self.loop.speech.samples - self.skipped
         return (
-            format_refusal(self.step, message, self.settings, samples)
+            shared.format_refusal(self.step, message, self.settings, samples)
             or self.sound.refusal(message)
             or self.conversation.refusal(message)
             or self._backlog_refusal(message)
@@ -204,18 +173,19 @@ class OpenAI(Kind):
 
     def _backlog_refusal(self, message: ClientMessage) -> Refused | None:
         """Refuse sound for which there is no room."""
-        if not isinstance(message, AppendSound) or not self.step.behaves(KEEPS_SOUND):
+        if not isinstance(message, AppendSound) or not self.step.behaves(behaviour.KEEPS_SOUND):
             return None
-        width = 1 if self.coding == "audio/pcm" else SAMPLE16_BYTES  # once expanded
+        width = 1 if self.sound.coding == "audio/pcm" else SAMPLE16_BYTES  # once expanded
         waiting = len(self.sound.rest) + len(message.pcm16) * width
-        if waiting <= BACKLOG_S_MAX * self.sound.second_bytes:
+        if waiting <= limits.BACKLOG_S_MAX * self.sound.second_bytes:
             return None
-        text = f"$.audio: at most {BACKLOG_S_MAX} s of sound may wait for the model: it is not kept"
+        most = f"at most {limits.BACKLOG_S_MAX} s of sound may wait for the model"
+        text = f"$.audio: {most}: it is not kept"
         return Refused(code=ErrorCode.BUFFER_FULL, message=text, ignored=len(message.ignored))
 
     def _instructions_refusal(self, message: oa.Respond) -> Refused | None:
         """Refuse instructions of one response once the model has its prompt."""
-        if not self._has_prompt or self.step.behaves(REPORTS_LATE_INSTRUCTIONS):
+        if not self._has_prompt or self.step.behaves(behaviour.REPORTS_LATE_INSTRUCTIONS):
             return None
         code, ignored = ErrorCode.UNSUPPORTED, len(message.ignored)
         return Refused(code=code, message=UNHEARD, ignored=ignored)
@@ -229,14 +199,14 @@ class OpenAI(Kind):
         if not self.step.limits.can_see:
             text = "$.item.content: this model sees no pictures"
             return Refused(code=ErrorCode.UNSUPPORTED, message=text, ignored=ignored)
-        if waiting + len(message.item.pictures) > FRAMES_MAX:
-            text = f"$.item.content: {FRAMES_MAX} pictures at most wait for the next sound"
+        if waiting + len(message.item.pictures) > limits.FRAMES_MAX:
+            text = f"$.item.content: {limits.FRAMES_MAX} pictures at most wait for the next sound"
             return Refused(code=ErrorCode.INVALID_PAYLOAD, message=text, ignored=ignored)
         return None
 
     def frame_refused(self, error: FrameError, code: ErrorCode) -> None:
         """Answer an unreadable frame, and go on."""
-        if self.step.behaves(LENIENT_SETTINGS) and error.close_code != CLOSE_TOO_BIG:
+        if self.step.behaves(behaviour.LENIENT_SETTINGS) and error.close_code != CLOSE_TOO_BIG:
             self.send_error(code, error.reason)
         else:
             super().frame_refused(error, code)
@@ -260,18 +230,19 @@ class OpenAI(Kind):
         if message.transcribes is not None:
             named = self.step.limits.transcriber if message.transcribes else ""
             now = attrs.evolve(now, transcriber=named)
-        is_late_too = self.step.behaves(LATE_FORMATS)
-        if not speech.samples or (is_late_too and other_formats(message, now)):
+        is_late_too = self.step.behaves(behaviour.LATE_FORMATS)
+        if not speech.samples or (is_late_too and shared.other_formats(message, now)):
             now = attrs.evolve(now, input_format=message.input_format or now.input_format)
             now = attrs.evolve(now, output_format=message.output_format or now.output_format)
             if speech.samples:
                 self._forget_sound()
+            self.sound.set_format(now.input_format, rate_of(now.input_format))
         self.conversation.settings = now
         self._wait_on()
         if self.peer.is_active:
             self.peer.send(oa.Configured(openai=now))
         else:
-            self.updates = min(self.updates + 1, UPDATES_MAX)
+            self.updates = min(self.updates + 1, shared.UPDATES_MAX)
 
     def _offer(self, message: oa.Configure, now: oa.OpenAISession) -> oa.OpenAISession:
         """Return settings with the tools of a change; an open model has no others than before."""
@@ -299,7 +270,7 @@ class OpenAI(Kind):
 
     def timed_out(self, name: ev.TimerName) -> None:
         """Handle a timer; a client whose sound comes, but is not a second yet, is waited for."""
-        due_ns = self.sound_ns + self.step.limits.init_wait_s * NS_PER_S
+        due_ns = self.sound_ns + self.step.limits.init_wait_s * limits.NS_PER_S
         if name == "calls":
             self.loop.tools.expire()
             self._expect_result()
@@ -308,9 +279,9 @@ class OpenAI(Kind):
         elif name == "quiet":
             self._break_silence()
         elif name == "session" and self._waits_for_words():
-            self.timers.set("session", LAST_WORDS_S)
+            self.timers.set("session", limits.LAST_WORDS_S)
         elif name == "init" and self.sound_ns and due_ns > self.step.now_ns:
-            self.timers.set("init", (due_ns - self.step.now_ns) / NS_PER_S)
+            self.timers.set("init", (due_ns - self.step.now_ns) / limits.NS_PER_S)
         else:
             super().timed_out(name)
 
@@ -322,30 +293,30 @@ class OpenAI(Kind):
     def finish(self, reason: EndReason) -> None:
         """End the response in progress, and make an item of what was heard."""
         if self.peer.is_active:
-            if reason == "timeout" and self.step.behaves(ENDS_SPEECH):
+            if reason == "timeout" and self.step.behaves(behaviour.ENDS_SPEECH):
                 self._close_speech()
             status = "cancelled" if reason == "client" else "failed"
             self.conversation.end_reply(status, fault=reason)
             for item_id in self._unwritten:
-                self.peer.send(never_written(item_id))
-            expired(self, reason)
+                self.peer.send(shared.never_written(item_id))
+            shared.expired(self, reason)
 
     def _close_speech(self) -> None:
         """Make an item of speech that is open."""
         speech = self.loop.speech
         if speech.is_speaking:
-            at_ms = speech.samples * MS_PER_S // self.rate_hz
+            at_ms = speech.samples * limits.MS_PER_S // self.sound.rate_hz
             self.speech_stopped(ev.SpeechStopped(at_ns=self.step.now_ns, at_ms=at_ms))
 
     def _waits_for_words(self) -> bool:
         """Whether the session, whose time is over, still waits for words of what was heard last."""
         is_due = self.peer.is_active and not self.peer.is_detached and self.ending_ms is None
-        if not is_due or not self.step.behaves(LAST_WORDS):
+        if not is_due or not self.step.behaves(behaviour.LAST_WORDS):
             return False
         self._close_speech()
         samples = self.loop.speech.samples - self.skipped
-        late_s = samples // self.rate_hz - LAST_WORDS_S - self._behind
-        self.ending_ms = late_s * MS_PER_S
+        late_s = samples // self.sound.rate_hz - limits.LAST_WORDS_S - self._behind
+        self.ending_ms = late_s * limits.MS_PER_S
         if not self._unwritten:
             self.ending_ms = None
             return False
@@ -366,7 +337,7 @@ class OpenAI(Kind):
         conversation.user_transcribed(event)
         if self.ending_ms is None or not event.is_last:
             return
-        if event.end_ms + MS_PER_S > conversation.spans[-1][1]:  # of the last item
+        if event.end_ms + limits.MS_PER_S > conversation.spans[-1][1]:  # of the last item
             for item_id in self._unwritten:
                 self.peer.send(oa.InputStep(kind="transcript_done", item_id=item_id))
             self.ending_ms = None
@@ -396,7 +367,7 @@ class OpenAI(Kind):
 
     def has_model(self) -> bool:
         """Whether the model is open; the first second of sound opens it."""
-        if not self.setup.is_opened and self.loop.input.waiting:
+        if not self.setup.is_opened and self.loop.input.waiting.units:
             if not self.setup.migration.move_if_due():
                 self._open()
             return False
@@ -424,21 +395,11 @@ class OpenAI(Kind):
 
     # -- sound ----------------------------------------------------------------------------------
 
-    @property
-    def coding(self) -> Coding:
-        """How the client's sound is written."""
-        return self.settings.input_format
-
-    @property
-    def rate_hz(self) -> int:
-        """The rate of the client's sound."""
-        return rate_of(self.coding)
-
     def append_sound(self, message: AppendSound) -> None:
         """Take sound: have speech found in it, and bring each full second to the model."""
         if self.ending_ms is not None:
             return
-        pcm16 = expand(message.pcm16, self.coding)
+        pcm16 = expand(message.pcm16, self.sound.coding)
         self._detect(pcm16)
         if not self.peer.is_active:
             self.skipped = self.loop.speech.samples
@@ -451,10 +412,10 @@ class OpenAI(Kind):
 
     def _take_seconds(self) -> None:
         """Bring each full second to the model; more than may wait for it is kept."""
-        sound, is_kept = self.sound, self.step.behaves(KEEPS_SOUND)
+        sound, is_kept = self.sound, self.step.behaves(behaviour.KEEPS_SOUND)
         while len(sound.rest) >= sound.second_bytes and not self.peer.is_closed:
-            waiting = len(self.loop.input.waiting) + len(sound.resampling)
-            if is_kept and waiting >= UNITS_PENDING_MAX:
+            waiting = len(self.loop.input.waiting.units) + len(sound.resampling)
+            if is_kept and waiting >= limits.UNITS_PENDING_MAX:
                 return
             self._convert(sound.next_second())
 
@@ -469,7 +430,9 @@ class OpenAI(Kind):
                 short_ms = self.step.limits.backchannel_ms
             is_over = how.interrupts and self.conversation.reply is not None
             speech_ms = short_ms if is_over else 0
-            self.loop.speech.detect(pcm16, self.rate_hz, how.threshold, how.silence_ms, speech_ms)
+            self.loop.speech.detect(
+                pcm16, self.sound.rate_hz, how.threshold, how.silence_ms, speech_ms
+            )
 
     def _convert(self, second: bytes) -> None:
         """Bring a second to the model; an answer may be due after it."""
@@ -480,7 +443,7 @@ class OpenAI(Kind):
         """Take a second of sound; the model may be made to listen to it."""
         how, reply = self.settings.detection, self.conversation.reply
         is_held = how is not None and not how.creates and not self.is_asked and reply is None
-        is_held = is_held and not self.step.behaves(ASKED_ONLY)
+        is_held = is_held and not self.step.behaves(behaviour.ASKED_ONLY)
         self.loop.append(Append(pcm=pcm, force_listen=is_held))
 
     def media_decoded(self, event: ev.MediaDecoded) -> None:
@@ -528,7 +491,10 @@ class OpenAI(Kind):
             self.peer.send_error(code, "there is no sound since the last item")
             return
         self.input_item = self.input_item or self.conversation.new_id()
-        if self.step.behaves(ANSWERS_COMMITTED) and len(self.sound.rest) % self.sound.second_bytes:
+        if (
+            self.step.behaves(behaviour.ANSWERS_COMMITTED)
+            and len(self.sound.rest) % self.sound.second_bytes
+        ):
             self._fill_up()
         self._commit()
 
@@ -538,16 +504,16 @@ class OpenAI(Kind):
         self.uncommitted_bytes, self.input_item = 0, ""
         self.peer.send(oa.InputStep(kind="committed", item_id=item.id, previous_id=previous))
         samples = self.loop.speech.samples - self.skipped
-        self.conversation.add_sound(item, samples * MS_PER_S // self.rate_hz)
-        if not self.step.behaves(KEEPS_SOUND):
-            self.due_units = max(self.due_units, ANSWER_UNITS)
+        self.conversation.add_sound(item, samples * limits.MS_PER_S // self.sound.rate_hz)
+        if not self.step.behaves(behaviour.KEEPS_SOUND):
+            self.due_units = max(self.due_units, limits.ANSWER_UNITS)
         elif self._answers_unasked:
-            self.due_units = max(self.due_units, ANSWER_UNITS + self._behind)
+            self.due_units = max(self.due_units, limits.ANSWER_UNITS + self._behind)
         self._expect_answer()
 
     def clear_sound(self, _message: oa.ClearSound) -> None:
         """Forget the sound that the model has not received yet; what is committed stays."""
-        is_kept = self.step.behaves(KEEPS_SOUND)
+        is_kept = self.step.behaves(behaviour.KEEPS_SOUND)
         kept = max(len(self.sound.rest) - self.uncommitted_bytes, 0) if is_kept else 0
         self.skipped += (len(self.sound.rest) - kept) // SAMPLE16_BYTES
         del self.sound.rest[kept:]
@@ -564,7 +530,7 @@ class OpenAI(Kind):
     @property
     def _is_awaited(self) -> bool:
         """Whether an answer is due, or the end of the client's speech, or its words."""
-        is_open = self.step.behaves(ENDS_SPEECH) and self.loop.speech.is_speaking
+        is_open = self.step.behaves(behaviour.ENDS_SPEECH) and self.loop.speech.is_speaking
         return bool(self.due_units) or is_open or self.ending_ms is not None
 
     def _fill_up(self) -> None:
@@ -572,19 +538,20 @@ class OpenAI(Kind):
         silence = bytes(-len(self.sound.rest) % self.sound.second_bytes or self.sound.second_bytes)
         self._detect(silence)
         self.sound.rest += silence
-        self.sound_ns = self.step.now_ns + NS_PER_S - AWAY_NS  # the next one is due in a second
+        # the next one is due in a second
+        self.sound_ns = self.step.now_ns + limits.NS_PER_S - shared.AWAY_NS
         self._take_seconds()
 
     def _take_silence(self) -> None:
         """Fill up the second with silence, if the client has stopped sending."""
         if not self._is_awaited or self.peer.is_detached:
             return
-        left_ns = self.sound_ns + AWAY_NS - self.step.now_ns
+        left_ns = self.sound_ns + shared.AWAY_NS - self.step.now_ns
         if left_ns > 0:
-            self.timers.set("silence", left_ns / NS_PER_S + 1 / MS_PER_S)
+            self.timers.set("silence", left_ns / limits.NS_PER_S + 1 / limits.MS_PER_S)
             return
         is_idle = not self._behind
-        if is_idle and self.step.behaves(ANSWERS_COMMITTED):
+        if is_idle and self.step.behaves(behaviour.ANSWERS_COMMITTED):
             self._fill_up()
         elif is_idle:
             silence = bytes(self.sound.second_bytes - len(self.sound.rest))
@@ -605,7 +572,7 @@ class OpenAI(Kind):
         """Note when a second of a response has been played, after which the client may speak."""
         self.timers.cancel("quiet")
         if self._idle_ms:
-            length_ns = samples * NS_PER_S // OUTPUT_RATE_HZ
+            length_ns = samples * limits.NS_PER_S // OUTPUT_RATE_HZ
             self.played_ns = max(self.played_ns, self.step.now_ns) + length_ns
 
     def _wait_for_speech(self) -> None:
@@ -613,7 +580,7 @@ class OpenAI(Kind):
         if self._idle_ms and self.played_ns and not self.loop.speech.is_speaking:
             self.timers.cancel("quiet")
             from_ns = max(self.played_ns, self.step.now_ns)
-            self.timers.set_at("quiet", from_ns + self._idle_ms * NS_PER_MS)
+            self.timers.set_at("quiet", from_ns + self._idle_ms * limits.NS_PER_MS)
             self.played_ns = 0
 
     def _break_silence(self) -> None:
@@ -623,7 +590,7 @@ class OpenAI(Kind):
         if not self._idle_ms or is_asked or is_over or self.loop.speech.is_speaking:
             return
         self.input_item = self.input_item or self.conversation.new_id()
-        end_ms = (self.loop.speech.samples - self.skipped) * MS_PER_S // self.rate_hz
+        end_ms = (self.loop.speech.samples - self.skipped) * limits.MS_PER_S // self.sound.rate_hz
         step = oa.InputStep(
             kind="timeout_triggered",
             item_id=self.input_item,
@@ -645,7 +612,7 @@ class OpenAI(Kind):
     def _expect_result(self) -> None:
         """Have the model fed what tools returned, if the client sends no sound."""
         if self.loop.tools.waiting:
-            self.due_units = max(self.due_units, ANSWER_UNITS + self._behind)
+            self.due_units = max(self.due_units, limits.ANSWER_UNITS + self._behind)
             self._expect_answer()
 
     def respond(self, message: oa.Respond) -> None:
@@ -659,11 +626,11 @@ class OpenAI(Kind):
         self.asked_at, loop.speech.must_listen = 0, False
         is_unheard = message.instructions is not None and self._has_prompt
         conversation.asked = attrs.evolve(message, is_unheard=is_unheard)
-        if self.step.behaves(ANSWERS_COMMITTED):
+        if self.step.behaves(behaviour.ANSWERS_COMMITTED):
             self.asked_at = self._last_second()
             if self._seconds <= self.asked_at or self._seconds == self._started:
                 self._fill_up()
-        self.due_units = max(self.due_units, ANSWER_UNITS + self._behind)
+        self.due_units = max(self.due_units, limits.ANSWER_UNITS + self._behind)
         self._open(message)
         self._expect_answer()
 
@@ -681,7 +648,7 @@ class OpenAI(Kind):
     @property
     def _started(self) -> int:
         """Seconds of input that the model has, or that were lost."""
-        return self.loop.input.assembler.ordinal - len(self.loop.input.waiting)
+        return self.loop.input.assembler.ordinal - len(self.loop.input.waiting.units)
 
     @property
     def _behind(self) -> int:
@@ -710,7 +677,7 @@ class OpenAI(Kind):
         """Whether the unit that starts may only listen: the model is not asked, or for later."""
         if self.ending_ms is not None:
             return True
-        if self.conversation.is_speaking or not self.step.behaves(ASKED_ONLY):
+        if self.conversation.is_speaking or not self.step.behaves(behaviour.ASKED_ONLY):
             return False
         if self.asked_at is not None:
             return self._started <= self.asked_at

@@ -43,6 +43,9 @@ class Peer:
 
     Attributes:
         has_event_ids: events that are sent have ids.
+        is_omni: it is a client of vLLM-Omni's protocol.
+        is_active: the session is set up.
+        is_closed: the session is over: nothing more is sent.
         is_detached: no client is connected.
         is_asleep: the session gives its slot back, or has none, until its client comes back.
         frames_sent: the ordinal of the next `Send`.
@@ -64,6 +67,9 @@ class Peer:
     state: State
     dialect: Dialect
     has_event_ids: bool
+    is_omni: bool
+    is_active: bool = False
+    is_closed: bool = False
     is_detached: bool = False
     is_asleep: bool = False
     frames_sent: int = 0
@@ -79,16 +85,6 @@ class Peer:
     greeting: str = ""
 
     @property
-    def is_active(self) -> bool:
-        """Whether the session is set up."""
-        return self.state is State.ACTIVE
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the session is over: nothing more is sent."""
-        return self.state is State.CLOSED
-
-    @property
     def session_id(self) -> str:
         """The session's id as the client knows it; it depends on the dialect."""
         opened = self.step.opened
@@ -96,7 +92,7 @@ class Peer:
             return opened.label or self.step.derive("duplex", 0)
         if self.dialect.name == "duplex-v1":
             return f"rt_{opened.created_ms}"
-        if self._is_omni:
+        if self.is_omni:
             return f"{OMNI_PREFIX}{opened.recording_id}"
         return session_id_of(opened.recording_id)
 
@@ -104,7 +100,9 @@ class Peer:
 
     def send(self, message: ServerMessage) -> None:
         """Send a message; the table says whether it may be sent, and the next state."""
-        self.state = next_state(Role.SERVER, self.session_kind, self.state, type(message))
+        after = next_state(Role.SERVER, self.session_kind, self.state, type(message))
+        if after is not self.state:
+            self.enter(after)
         if isinstance(message, ErrorReport):
             name = session_id_of(self.step.opened.recording_id)
             cause = self.cause if self.has_event_ids else ""
@@ -121,16 +119,21 @@ class Peer:
         if self.has_event_ids:
             number = self.step.derive("event", self.frames_sent)
             frame = frame.replace(EVENT, f'"event_id":"{number}"', 1)
-        if self._is_omni:
+        if self.is_omni:
             frame = frame.replace(SEQ, f"{SEQ[:-1]}{self.frames_sent + 1}", 1)
-        elif self.has_numbers:
+        elif self.step.opened.resume_hash:
             frame = numbered(frame, seq=self.frames_sent, ack=self.frames_received)
         self.step.do(ef.Send(ordinal=self.frames_sent, frame=frame))
         self.frames_sent += 1
 
     def move(self, trigger: Trigger) -> None:
         """Take a transition without a message."""
-        self.state = next_state(Role.SERVER, self.session_kind, self.state, trigger)
+        self.enter(next_state(Role.SERVER, self.session_kind, self.state, trigger))
+
+    def enter(self, state: State) -> None:
+        """Be in a state."""
+        self.state = state
+        self.is_active, self.is_closed = state is State.ACTIVE, state is State.CLOSED
 
     def send_error(self, code: ErrorCode, message: str) -> None:
         """Send an `error`; the connection stays."""
@@ -152,10 +155,6 @@ class Peer:
     # -- the connection -------------------------------------------------------------------------
 
     @property
-    def _is_omni(self) -> bool:
-        return self.step.opened.endpoint == "omni"
-
-    @property
     def has_numbers(self) -> bool:
         """Whether the client asked for a session that can be resumed."""
         return bool(self.step.opened.resume_hash)
@@ -167,7 +166,7 @@ class Peer:
 
     def greet(self) -> None:
         """Tell the client how to come back, on its first connection."""
-        if self.has_numbers and not self._is_omni:
+        if self.has_numbers and not self.is_omni:
             self._send_greeting(after=self.frames_sent - 1)
 
     def received(self) -> None:
@@ -194,7 +193,7 @@ class Peer:
 
     def _send_greeting(self, after: int) -> None:
         limits = self.step.limits
-        if self._is_omni:
+        if self.is_omni:
             after = max(after, self.greeted)  # what came before is of no use without its token
             self.step.do(ef.Attach(frame=self.greeting, after=after, before=self.frames_sent))
             return
@@ -211,7 +210,7 @@ class Peer:
 
     def send_unresumable(self) -> None:
         """Tell the client that it cannot come back any more."""
-        table = RESYNC if self._is_omni else UNRESUMABLE
+        table = RESYNC if self.is_omni else UNRESUMABLE
         self.send_frame(table.encode(Resumable(recording_id="", token="")))
 
     def extends(self, name: ev.TimerName) -> bool:

@@ -5,6 +5,9 @@ over. The kind decides what an unreadable frame does (`Kind.frame_refused`).
 
 A large refused frame is shortened before it is recorded (`Reception.shortened`): a client that
 sends one after the other would fill the disk.
+
+An append like an earlier one is read by that one's template (`AppendTemplates`), also before its
+step, to see whether it only brings sound to be kept (`read_ahead`).
 """
 
 from __future__ import annotations
@@ -25,13 +28,12 @@ from ..values.events import EVENT_IDS, FrameReceived
 from ..values.modes import OF_MODE
 from ..values.state import ACCEPT, KEEP, OPENAI_GATES, Gate, Verdict, judge
 from ..values.utf8 import KEPT_CHARS, Frame, Refused, Shortened, Utf8Text
-from ..wire.codec import dump_frame, parse_frame
+from ..wire.codec import dump_frame, not_json, parse_frame
 from ..wire.dialects import LEGACY_CHAT, LIVE, REALTIME, TRANSCRIPTION, TRANSCRIPTION_RESPONSES
 from ..wire.dialects.base import Context, Dialect, Json
 from ..wire.dialects.opening import OPENING, choose
 from ..wire.dialects.shared import OPENAI_SESSIONS, STANDALONE, TOOL_RESULT, is_openai_update
 from ..wire.dialects.transcription import begins_with_create
-from ..wire.strict import not_json
 from ..wire.template import EVENT_ID, Alike, Template
 from .kind import Kind
 
@@ -99,7 +101,6 @@ class AppendTemplates:
         self._templates: deque[Template] = deque(maxlen=TEMPLATES)
         self._made_in: tuple[Dialect, Context] | None = None
         self._tries = TEMPLATE_TRIES
-        self._ahead: tuple[Frame, Alike] | None = None
 
     def learn(self, reading: JudgedFrame, context: Context) -> None:
         """Make the template of appends like one that had to be parsed."""
@@ -118,14 +119,8 @@ class AppendTemplates:
         if template is not None and template.literals not in known:
             self._templates.append(template)
 
-    def read(
-        self, gate: Gate, frame: Frame, context: Context, *, ahead: bool = False
-    ) -> Alike | None:
-        """Read a frame like an earlier append; None: it is to be parsed.
-
-        `ahead`: it is read before its step, and remembered for that.
-        """
-        kept, self._ahead = self._ahead, None
+    def read(self, gate: Gate, frame: Frame, context: Context) -> Alike | None:
+        """Read a frame like an earlier append; None: it is to be parsed."""
         if (
             not isinstance(frame, str)
             or self._made_in != (self._kind.peer.dialect, context)
@@ -133,20 +128,12 @@ class AppendTemplates:
             or len(frame) > OF_MODE[self._kind.step.opened.mode].frame_bytes_max
         ):
             return None
-        if kept is not None and kept[0] is frame:
-            self._ahead = kept if ahead else None
-            return kept[1]
         for template in self._templates:
             alike = template.read(frame)
             if alike is not None:
                 self._tries = min(self._tries + 1, TEMPLATE_TRIES)
-                self._ahead = (frame, alike) if ahead else None
                 return alike
         return None
-
-    def forget_ahead(self) -> None:
-        """Forget a frame that was read before its step."""
-        self._ahead = None
 
 
 @attrs.define(kw_only=True)
@@ -195,12 +182,12 @@ class Reception:
             self._opened, self._made = step.opened, _context(self._kind)
         return self._made
 
-    def read(self, gate: Gate, event: FrameReceived) -> rq.ClientMessage | None:
+    def read(self, event: FrameReceived) -> rq.ClientMessage | None:
         """Read a frame in a session that is not CLOSED; None if it was answered, or is kept."""
         kind, peer = self._kind, self._kind.peer
         reading, self._reading = self._reading, None
         if reading is None or reading.frame is not event.frame:
-            reading = self._judge(gate, event)
+            reading = self._judge(kind.gate, event)
         if reading.unreadable is not None:
             is_binary = isinstance(event.frame, bytes)
             code = ErrorCode.INVALID_FRAME if is_binary else ErrorCode.INVALID_JSON
@@ -226,14 +213,25 @@ class Reception:
 
     def read_ahead(self, gate: Gate, frame: Frame) -> rq.ClientMessage | None:
         """Read an append like an earlier one, before its step; None for any other frame."""
-        like = self._templates.read(gate, frame, self._context, ahead=True)
-        return None if like is None else like.message
+        reading = self._reading = self._read_like(gate, frame)
+        return None if reading is None else reading.message
 
     def forget_ahead(self) -> None:
         """Forget a frame that was read before its step: it is taken already."""
-        self._templates.forget_ahead()
+        self._reading = None
 
-    def shortened(self, gate: Gate, event: FrameReceived) -> FrameReceived:
+    def _read_like(self, gate: Gate, frame: Frame) -> JudgedFrame | None:
+        """Read an append like an earlier one; None: it is to be parsed, or refused."""
+        kind = self._kind
+        like = self._templates.read(gate, frame, self._context)
+        if like is None or kind.refusal(like.message) is not None:
+            return None
+        cause = _cause_of(kind, like.event_id)
+        return JudgedFrame(
+            frame=frame, dialect=kind.peer.dialect, cause=cause, message=like.message
+        )
+
+    def shortened(self, event: FrameReceived) -> FrameReceived:
         """Return a large frame, or its outline if it is refused; the session is not CLOSED.
 
         The outline is refused in the same words as the frame; if it would not be, the answer goes
@@ -241,6 +239,9 @@ class Reception:
         """
         if event.frame is None:
             return event
+        if self._reading is not None and self._reading.frame is event.frame:
+            return event  # it was read ahead, and is accepted
+        gate = self._kind.gate
         reading = self._reading = self._judge(gate, event)
         if reading.unreadable is not None:
             error, self._reading = reading.unreadable, None
@@ -261,11 +262,10 @@ class Reception:
     def _judge(self, gate: Gate, event: FrameReceived) -> JudgedFrame:
         """Read and judge a frame, changing nothing in the session."""
         kind, frame, is_whole = self._kind, event.frame, event.shortened is None
+        like = self._read_like(gate, frame) if is_whole else None
+        if like is not None:
+            return like
         reading = JudgedFrame(frame=frame, dialect=kind.peer.dialect)
-        like = self._templates.read(gate, frame, self._context) if is_whole else None
-        if like is not None and kind.refusal(like.message) is None:
-            reading.cause, reading.message = _cause_of(kind, like.event_id), like.message
-            return reading
         try:
             body = reading.body = self._body_of(event)
         except FrameError as error:

@@ -4,8 +4,8 @@ It takes every fact as an event and returns the effects to be performed, in orde
 id, randomness or socket: the same events give the same effects, so a session can be replayed.
 
 Its kind (`duplex`, `live`, `openai`, `omni`, `chat`, `transcription`, `dictation`) wires its parts
-and has the particular rules; `reception` judges frames. Only `kind_of` and `snapshot` know all
-kinds.
+and has the particular rules; `reception` judges frames. Only `KINDS_OF_ENDPOINTS`, `KINDS` and
+`snapshot` know all kinds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..values.errors import LocalProtocolError
 from ..values.limits import STATE_HASH_UNITS
 from ..values.messages import EndReason, ServerMessage
 from ..values.model import UNIT_BYTES
-from ..values.state import Gate, SessionKind, State, session_kind_of
+from ..values.state import SessionKind, State, session_kind_of
 from ..values.utf8 import Frame
 from .chat import Chat, SingleRequest
 from .core import Phase, Step
@@ -63,12 +63,18 @@ def _size_bytes(message: rq.ClientMessage) -> int:
 
 
 class Session:
-    """One client's session, from its connection to the return of its slot."""
+    """One client's session, from its connection to the return of its slot.
+
+    Attributes:
+        is_finished: it is CLOSED, with no slot held or to come: no event can bring another effect.
+    """
 
     def __init__(self, opened: ev.ConnectionOpened) -> None:
         session_kind = session_kind_of(opened.mode, is_request=opened.endpoint == "chat")
         kind = KINDS_OF_ENDPOINTS.get((opened.endpoint, session_kind), KINDS[session_kind])
         self.kind: Final = kind(Step(opened))
+        self.peer: Final = self.kind.peer
+        self.is_finished = False
         self._reception = Reception(self.kind)
 
     @classmethod
@@ -81,9 +87,9 @@ class Session:
             known = f"known are 0 to {behaviour.NEWEST}"
             raise LocalProtocolError(f"behaviour {event.behaviour}, {known}")
         session = cls(event)
-        session.kind.peer.greet()
+        session.peer.greet()
         session.kind.begin()
-        return session, session._take_effects()
+        return session, session._end_step()
 
     def step(self, event: ev.Event) -> tuple[ef.Effect, ...]:
         """Take an event; returns the effects, to be performed in this order.
@@ -92,17 +98,15 @@ class Session:
         """
         if isinstance(event, ev.ConnectionOpened):
             raise LocalProtocolError("the session is open already")
-        self._at(event.at_ns)
-        kind = self.kind
-        kind.peer.sent, kind.peer.accepted = [], None
+        self._begin_step(event.at_ns)
         handler = _HANDLERS.get(type(event))
         if handler is None:
             self._hand_over(event)
         else:
             handler(self, event)
-        if not kind.peer.is_closed:
-            kind.watchdog.watch(event)
-        return self._take_effects()
+        if not self.peer.is_closed:
+            self.kind.watchdog.watch(event)
+        return self._end_step()
 
     def read_ahead(self, frames: Iterable[Frame]) -> list[rq.ClientMessage]:
         """Read the first of some frames, as long as they only bring sound to be kept.
@@ -110,11 +114,14 @@ class Session:
         A piece of sound that fills no second is only kept, and a client may send fifty a second. So
         pieces that came together are taken together, without a step for each (`keep`).
         """
-        kind, gate, found = self.kind, self._gate, list[rq.ClientMessage]()
-        left = 0 if kind.peer.is_closed else kind.room_bytes()
-        for frame in frames if left > 0 else ():
+        found = list[rq.ClientMessage]()
+        left = 0 if self.peer.is_closed else self.kind.room_bytes()
+        if left <= 0:
+            return found
+        gate = self.kind.gate
+        for frame in frames:
             message = self._reception.read_ahead(gate, frame)
-            if message is None or kind.refusal(message) is not None:
+            if message is None:
                 break
             left -= _size_bytes(message)
             if left < 0:
@@ -127,31 +134,35 @@ class Session:
 
         Those steps have no effects. `LocalProtocolError` if it is before the last event's time.
         """
-        self._at(at_ns)
+        self._begin_step(at_ns)
         self._reception.forget_ahead()
-        kind = self.kind
-        kind.peer.sent, kind.peer.accepted, kind.peer.cause = [], messages[-1], ""
+        peer = self.peer
+        peer.accepted, peer.cause = messages[-1], ""
         for message in messages:
-            kind.peer.received()
-            kind.peer.fields_ignored += len(getattr(message, "ignored", ()))
-        kind.keep(messages)
+            peer.received()
+            peer.fields_ignored += len(getattr(message, "ignored", ()))
+        self.kind.keep(messages)
 
-    def _at(self, at_ns: int) -> None:
-        step = self.kind.step
+    def _begin_step(self, at_ns: int) -> None:
+        step, peer = self.kind.step, self.peer
         if at_ns < step.now_ns:
             raise LocalProtocolError(f"time went back from {step.now_ns} to {at_ns} ns")
         step.now_ns = at_ns
+        peer.sent, peer.accepted = [], None
+
+    def _end_step(self) -> tuple[ef.Effect, ...]:
+        step, slot = self.kind.step, self.kind.slot
+        if self.peer.is_closed:
+            self.is_finished = slot.lease is None and not slot.is_waiting
+        effects = tuple(step.effects)
+        step.effects.clear()
+        return effects
 
     def _hand_over(self, item: ev.Event | rq.ClientMessage) -> None:
         """Hand an event or message to the kind; without a method for it, it is stale."""
         method_of = self.kind.handlers.get(type(item))
         if method_of is not None:
             method_of(self.kind)(item)
-
-    def _take_effects(self) -> tuple[ef.Effect, ...]:
-        step = self.kind.step
-        effects, step.effects = tuple(step.effects), []
-        return effects
 
     # -- what can be seen of it -----------------------------------------------------------------
 
@@ -163,7 +174,7 @@ class Session:
     @property
     def state(self) -> State:
         """The session's state."""
-        return self.kind.peer.state
+        return self.peer.state
 
     @property
     def now_ns(self) -> int:
@@ -183,35 +194,29 @@ class Session:
     @property
     def is_resumable(self) -> bool:
         """Whether its client may come back to it on another connection."""
-        return self.kind.peer.is_resumable
+        return self.peer.is_resumable
 
     @property
     def frames_received(self) -> int:
         """Messages that the client sent."""
-        return self.kind.peer.frames_received
+        return self.peer.frames_received
 
     @property
     def connection(self) -> Connected:
         """Whether its client is connected; asleep: it is not, and the slot is given back."""
-        if not self.kind.peer.is_detached:
+        if not self.peer.is_detached:
             return "connected"
-        return "asleep" if self.kind.peer.is_asleep else "detached"
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether it is CLOSED, with no slot held or to come: no event can bring another effect."""
-        slot = self.kind.slot
-        return self.kind.peer.is_closed and slot.lease is None and not slot.is_waiting
+        return "asleep" if self.peer.is_asleep else "detached"
 
     @property
     def dialect_name(self) -> str:
         """The dialect in use; `opening` until the client's first init."""
-        return self.kind.peer.dialect.name
+        return self.peer.dialect.name
 
     @property
     def session_id(self) -> str:
         """The session's id as the client knows it."""
-        return self.kind.peer.session_id
+        return self.peer.session_id
 
     @property
     def phase(self) -> Phase:
@@ -243,12 +248,12 @@ class Session:
     @property
     def sent(self) -> Sequence[ServerMessage]:
         """Messages to the client in the last step, before their dialect encoded them."""
-        return self.kind.peer.sent
+        return self.peer.sent
 
     @property
     def accepted(self) -> rq.ClientMessage | None:
         """The client's message that its kind was handed in the last step."""
-        return self.kind.peer.accepted
+        return self.peer.accepted
 
     def snapshot(self) -> dict[str, object]:
         """Return the whole state under keys that recordings know (`snapshot`)."""
@@ -275,7 +280,7 @@ class Session:
 
     def _ticket_left(self, _event: ev.TicketLeft) -> None:
         self.kind.slot.is_waiting = False
-        if not self.kind.peer.is_closed:
+        if not self.peer.is_closed:
             self.kind.slot_user.slot_returned()
 
     def _ticket_cancelled(self, _event: ev.TicketCancelled) -> None:
@@ -287,7 +292,7 @@ class Session:
         self.kind.slot_user.admission_refused(event.code)
 
     def _admitted(self, _event: ev.Admitted) -> None:
-        if not self.kind.peer.is_closed:
+        if not self.peer.is_closed:
             self.kind.admitted()
             self._read_early()
 
@@ -330,26 +335,20 @@ class Session:
 
     # -- the client's frames ---------------------------------------------------------------------
 
-    @property
-    def _gate(self) -> Gate:
-        return Gate.CLOSED if self.kind.peer.is_closed else self.kind.gate
-
     def shortened(self, event: ev.FrameReceived) -> ev.FrameReceived:
         """Return the frame to be stepped next as it is recorded: `Reception.shortened`."""
         is_short = event.frame is None or len(event.frame) < SHORTENED_BYTES_MIN
-        if is_short or self.kind.peer.is_closed:
-            return event
-        return self._reception.shortened(self._gate, event)
+        return event if is_short or self.peer.is_closed else self._reception.shortened(event)
 
     def _frame_received(self, event: ev.FrameReceived) -> None:
-        if not self.kind.peer.is_closed:
-            self.kind.peer.received()
+        if not self.peer.is_closed:
+            self.peer.received()
             self._read(event)
-            self.kind.peer.cause = ""
+            self.peer.cause = ""
 
     def _read(self, event: ev.FrameReceived) -> None:
         kind = self.kind
-        message = self._reception.read(self._gate, event)
+        message = self._reception.read(event)
         match message:
             case None | rq.Report() | rq.Played():
                 return  # a report's frame stands in the log, and that is all it is for

@@ -11,6 +11,9 @@ copied -> forked -> queued -> slot leased -> the client's init -> rebuilt -> it 
 Its log begins with what the other session did, up to a unit, so the machine comes to where that one
 was. With `Forked` it begins again: a client of its own waits in the queue and sets it up,
 and the model is rebuilt (B11) where that of another session is opened.
+
+`duplex_parts` makes the parts that all duplex kinds have, and `DUPLEX_HANDLERS` names their methods
+for the events of the model and the decoder; a kind adds those of its own.
 """
 
 from __future__ import annotations
@@ -267,13 +270,14 @@ class Setup:
             recording_notice=event.recording_notice,
             must_record=True,  # the rebuild reads it
         )
-        self.step.opened, self.step.is_forking = opened, True
+        self.step.reopen(opened)
         for name in tuple(self.timers.pending):
             self.timers.cancel(name)
         self.recording.state = "on"
         peer = self.peer
         peer.dialect = first_dialect(opened.mode, opened.endpoint)
-        peer.state, peer.early = BEGINNINGS[peer.session_kind], None
+        peer.enter(BEGINNINGS[peer.session_kind])
+        peer.early = None
         peer.wants_notices = peer.is_detached = peer.is_asleep = False
         peer.frames_received = 0
         self.kind.is_draining = self.is_opened = False

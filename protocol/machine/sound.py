@@ -8,8 +8,8 @@ not depend on how the sound was split, and joined they are the whole resampled.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from typing import Final, Protocol
+from collections.abc import Callable, Iterator
+from typing import Final
 
 import attrs
 
@@ -41,26 +41,13 @@ class Second:
     pcm: bytes | None = None
 
 
-class SoundKind(Protocol):
-    """A kind whose sound comes in pieces of any size."""
-
-    @property
-    def coding(self) -> Coding:
-        """How the client's sound is written."""
-
-    @property
-    def rate_hz(self) -> int:
-        """The rate of the client's sound."""
-
-    def take_second(self, pcm: bytes) -> None:
-        """Take a second of sound: float32 LE, 16 kHz."""
-
-
 @attrs.define(eq=False)
 class SoundPieces:
     """The client's sound on its way to units, and the model's on its way to the client.
 
     Attributes:
+        take_second: takes a second of the client's sound: float32 LE, 16 kHz.
+        coding, rate_hz, second_bytes: of the client's sound; a second is of 16-bit samples.
         rest: the client's sound that does not fill a second yet: PCM16.
         before: the end of the second before it, as the resampler needs it.
         resampling: seconds that are being resampled, oldest first.
@@ -69,21 +56,24 @@ class SoundPieces:
 
     step: Step
     peer: Peer
-    kind: SoundKind
+    take_second: Callable[[bytes], None] = lambda _: None
+    coding: Coding = "audio/pcm"
+    rate_hz: int = LIVE_RATE_HZ
+    second_bytes: int = LIVE_RATE_HZ * SAMPLE16_BYTES
     rest: bytearray = attrs.Factory(bytearray)
     before: bytes = bytes(HISTORY_BYTES)
     resampling: deque[Second] = attrs.Factory(deque)
     spoken: bytes = bytes(HISTORY_BYTES)
 
-    @property
-    def second_bytes(self) -> int:
-        """A second of the client's sound, as 16-bit samples."""
-        return self.kind.rate_hz * SAMPLE16_BYTES
+    def set_format(self, coding: Coding, rate_hz: int) -> None:
+        """Set how the client's sound is written."""
+        self.coding, self.rate_hz = coding, rate_hz
+        self.second_bytes = rate_hz * SAMPLE16_BYTES
 
     @property
     def samples_waiting(self) -> int:
         """Samples, at the model's rate, of sound on its way to a unit."""
-        rest = len(self.rest) // SAMPLE16_BYTES * INPUT_RATE_HZ // self.kind.rate_hz
+        rest = len(self.rest) // SAMPLE16_BYTES * INPUT_RATE_HZ // self.rate_hz
         return len(self.resampling) * INPUT_RATE_HZ + rest
 
     def forget(self) -> None:
@@ -94,7 +84,7 @@ class SoundPieces:
     def refusal(self, message: ClientMessage) -> Refused | None:
         """Refuse half a sample, and more sound at once than may wait."""
         if isinstance(message, AppendSound):
-            return size_refusal(self.step, message, self.kind.coding, self.kind.rate_hz)
+            return size_refusal(self.step, message, self.coding, self.rate_hz)
         return None
 
     def cut(self, pcm16: bytes) -> Iterator[bytes]:
@@ -111,11 +101,10 @@ class SoundPieces:
 
     def convert(self, second: bytes) -> None:
         """Bring a second to the model's rate."""
-        rate_hz = self.kind.rate_hz
-        if rate_hz == INPUT_RATE_HZ:
-            self.kind.take_second(to_float32(second))
+        if self.rate_hz == INPUT_RATE_HZ:
+            self.take_second(to_float32(second))
             return
-        rate = {} if rate_hz == LIVE_RATE_HZ else {"rate_hz": rate_hz}
+        rate = {} if self.rate_hz == LIVE_RATE_HZ else {"rate_hz": self.rate_hz}
         media = self.step.decode("second", self.before + second, **rate)
         self.before = second[-HISTORY_BYTES:]
         self.resampling.append(Second(media))
@@ -130,7 +119,7 @@ class SoundPieces:
             if first is None:
                 return
             self.resampling.popleft()
-            self.kind.take_second(first)
+            self.take_second(first)
 
     def to_rate(self, pcm: bytes, rate_hz: int) -> bytes:
         """Resample the model's next speech from 24 kHz; both float32 LE."""

@@ -21,19 +21,8 @@ from typing import Final
 
 import attrs
 
+from ..values import limits
 from ..values.errors import ErrorCode
-from ..values.limits import (
-    CALL_RESULT_S,
-    CALLS_A_MINUTE,
-    CALLS_OPEN_MAX,
-    CALLS_SESSION_MAX,
-    INPUT_CHARS_MAX,
-    INPUTS_CHARS_MAX,
-    INPUTS_MAX,
-    NS_PER_S,
-    REFUSALS_FED_MAX,
-    TEXTS_A_SECOND,
-)
 from ..values.messages import ToolCalled
 from ..values.model import Silent, Span, Tool, ToolCall, ToolChoice, ToolResult, UnitInput
 from ..values.requests import ClientMessage, TellModel
@@ -117,7 +106,7 @@ class ToolCalls:
             return None
         now_ns, call_id = self.step.now_ns, self.step.derive("call", self.made)
         self.made_ns.append(now_ns)
-        deadline_ns = now_ns + CALL_RESULT_S * NS_PER_S
+        deadline_ns = now_ns + limits.CALL_RESULT_S * limits.NS_PER_S
         self.open[call_id] = OpenCall(name=name, deadline_ns=deadline_ns)
         if len(self.open) == 1:
             self.timers.set_at("calls", deadline_ns)
@@ -126,13 +115,13 @@ class ToolCalls:
 
     def _refuse_call(self, name: str) -> str:
         """Why a call is not sent, in words for the model; empty for one that is."""
-        _forget(self.made_ns, self.step.now_ns - 60 * NS_PER_S)
+        _forget(self.made_ns, self.step.now_ns - 60 * limits.NS_PER_S)
         is_allowed = self.allowed is None or name in self.allowed
         if not is_allowed or all(tool.name != name for tool in self.offered):
             return _UNKNOWN
-        if len(self.open) >= (1 if self.is_serial else CALLS_OPEN_MAX):
+        if len(self.open) >= (1 if self.is_serial else limits.CALLS_OPEN_MAX):
             return _MANY_OPEN
-        if len(self.made_ns) >= CALLS_A_MINUTE or self.made > CALLS_SESSION_MAX:
+        if len(self.made_ns) >= limits.CALLS_A_MINUTE or self.made > limits.CALLS_SESSION_MAX:
             return _MANY
         return ""
 
@@ -144,7 +133,7 @@ class ToolCalls:
         last = self.waiting[-1] if self.waiting else None
         if last is not None and last.call == f"t{self.made}" and last.text.startswith(_ERROR):
             self.refusals += 1
-        return self.refusals <= REFUSALS_FED_MAX
+        return self.refusals <= limits.REFUSALS_FED_MAX
 
     def next_inputs(self) -> tuple[UnitInput, ...]:
         """Take the events of the next unit."""
@@ -152,7 +141,7 @@ class ToolCalls:
         self.started.clear()
         while self.waiting:
             chars += len(self.waiting[0].text)
-            if chars > INPUT_CHARS_MAX and chars > len(self.waiting[0].text):
+            if chars > limits.INPUT_CHARS_MAX and chars > len(self.waiting[0].text):
                 break
             inputs.append(self.waiting.popleft())
         return tuple(inputs)
@@ -185,17 +174,18 @@ class ToolCalls:
                 if not (self.step.limits.duplex_tools and self.takes_events):
                     words = "this server's model takes no events"
                     return Refused(code=ErrorCode.INVALID_EVENT, message=words)
-                since_ns = self.step.now_ns - NS_PER_S
-                if sum(at_ns > since_ns for at_ns in self.texts_ns) >= TEXTS_A_SECOND:
-                    words = f"at most {TEXTS_A_SECOND} events a second: it is not kept"
+                since_ns = self.step.now_ns - limits.NS_PER_S
+                if sum(at_ns > since_ns for at_ns in self.texts_ns) >= limits.TEXTS_A_SECOND:
+                    words = f"at most {limits.TEXTS_A_SECOND} events a second: it is not kept"
                     return Refused(code=ErrorCode.NOT_READY, message=words)
             case _:
                 return None
         chars = len(text) + sum(len(it.text) for it in self.waiting)
-        if len(self.waiting) < INPUTS_MAX and chars <= INPUTS_CHARS_MAX:
+        if len(self.waiting) < limits.INPUTS_MAX and chars <= limits.INPUTS_CHARS_MAX:
             return None
-        words = f"at most {INPUTS_MAX} events and {INPUTS_CHARS_MAX} characters wait for the model"
-        return Refused(code=ErrorCode.NOT_READY, message=f"{words}: it is not kept")
+        most = f"{limits.INPUTS_MAX} events and {limits.INPUTS_CHARS_MAX} characters"
+        words = f"at most {most} wait for the model: it is not kept"
+        return Refused(code=ErrorCode.NOT_READY, message=words)
 
     def returned(self, message: ToolResult) -> None:
         """Keep what a tool returned for the model."""
@@ -205,7 +195,7 @@ class ToolCalls:
 
     def add_text(self, message: TellModel) -> None:
         """Keep an event for the model that belongs to no call."""
-        _forget(self.texts_ns, self.step.now_ns - NS_PER_S)
+        _forget(self.texts_ns, self.step.now_ns - limits.NS_PER_S)
         self.texts_ns.append(self.step.now_ns)
         self.waiting.append(UnitInput(kind="text", text=message.text))
 

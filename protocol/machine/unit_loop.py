@@ -10,13 +10,14 @@ prefill -> generate -> send -> finalize (deferred) -> barrier -> next prefill
   where the operator wants that (`--barge-in`): where it begins and stops is found outside
   (`DetectSpeech`), and the model listens while the user speaks on. A turn that the model begins
   while the user speaks may be the answer to it, and goes on; unless the user does too.
+- The dialect of 002 owes each chunk of sound a result: `Lockstep`, None in all other sessions.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import attrs
 
@@ -219,7 +220,7 @@ class UnitLoop:
     @property
     def units_waiting(self) -> int:
         """Full seconds of input that wait for the model."""
-        return len(self.input.waiting)
+        return len(self.input.waiting.units)
 
     def forget_client(self) -> None:
         """Forget the input, the unit that was lost, and what the client was owed."""
@@ -258,7 +259,7 @@ class UnitLoop:
 
     def hurry(self) -> None:
         """Cut the silent part in progress if more than the next unit waits for its end."""
-        cut = self._cut_silent() if len(self.input.waiting) > 1 else None
+        cut = self._cut_silent() if len(self.input.waiting.units) > 1 else None
         if cut is not None:
             self.step.do(cut)
 
@@ -318,7 +319,7 @@ class UnitLoop:
 
     def fall_silent(self) -> None:
         """Have the model listen from now on: the next unit, if none is there (B6)."""
-        if self.unit is None and not self.input.waiting:
+        if self.unit is None and not self.input.waiting.units:
             self.input.assembler.force_listen()
         self._force_listen()
 
@@ -516,12 +517,25 @@ class UnitLoop:
     def _send_pending(self, count: int) -> None:
         for _ in range(count):
             assert self.lockstep is not None
-            metrics = self._timed(Metrics(kv_cache_length=self.lockstep.kv_length))
+            metrics = self._metrics(self.lockstep.kv_length)
             self.peer.send(Pending(is_speaking=self.response_id is not None, metrics=metrics))
 
     def _outcome(self, result: UnitResult) -> Listen | Speech:
         """Turn a result into the message to the client (B9)."""
-        metrics = self._metrics(result)
+        costs = result.costs
+        metrics = self._metrics(
+            result.kv_length,
+            prefill_ms=costs.prefill_us / 1000,
+            generate_ms=costs.generate_us / 1000,
+            wall_clock_ms=costs.wall_us / 1000,
+            cost_llm_ms=costs.llm_us / 1000,
+            cost_tts_ms=costs.tts_us / 1000,
+            cost_token2wav_ms=costs.token2wav_us / 1000,
+            n_tokens=len(result.decided_ids),
+            n_tts_tokens=len(result.codec_ids),
+            vision_slices=result.vision_slices,
+            vision_tokens=result.vision_tokens,
+        )
         if result.is_listen or self.is_withheld(result):
             ended = self.response_id or self.ended_id or self.next_response_id
             self.response_id = self.ended_id = None
@@ -554,32 +568,15 @@ class UnitLoop:
         """The id of the next turn that the model speaks."""
         return self.step.derive("resp", self.responses)
 
-    def _metrics(self, result: UnitResult) -> Metrics:
-        costs = result.costs
-        metrics = Metrics(
-            kv_cache_length=result.kv_length,
-            prefill_ms=costs.prefill_us / 1000,
-            generate_ms=costs.generate_us / 1000,
-            wall_clock_ms=costs.wall_us / 1000,
-            cost_llm_ms=costs.llm_us / 1000,
-            cost_tts_ms=costs.tts_us / 1000,
-            cost_token2wav_ms=costs.token2wav_us / 1000,
-            n_tokens=len(result.decided_ids),
-            n_tts_tokens=len(result.codec_ids),
-            vision_slices=result.vision_slices,
-            vision_tokens=result.vision_tokens,
-            recording="off",
-        )
-        return self._timed(metrics)
-
-    def _timed(self, metrics: Metrics) -> Metrics:
-        """Add the facts other than a unit's costs; only 002 has the time of a message."""
+    def _metrics(self, kv_length: int, **of_unit: Any) -> Metrics:
+        """Make the metrics of a message; only 002 has its time."""
         opened = self.step.opened
         at_ms = self.step.now_ns / NS_PER_MS if opened.endpoint == "duplex" else 0.0
-        return attrs.evolve(
-            metrics,
+        return Metrics(
+            kv_cache_length=kv_length,
             dropped_units=self.input.units_dropped,
             recording=self.recording.state,
             session_ms=at_ms,
             wall_ms=opened.created_ms + at_ms if at_ms else 0.0,
+            **of_unit,
         )

@@ -48,41 +48,36 @@ def digest(value: object) -> str:
     It takes the classes that records have names for, enums, mappings, sequences, sets, bytes, text,
     numbers and None, nested; `TypeError` for any other. Attributes at their default are left out.
     """
-    hasher = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    _feed(hasher, value)
+    hasher, left = hashlib.blake2b(digest_size=DIGEST_BYTES), [value]
+    while left:
+        # Each value is tagged with its kind and length, so that no two values run together.
+        value = left.pop()
+        kind = type(value)  # Most values are of few kinds, and are known by them more quickly.
+        if kind is not str and kind not in NUMBERS and isinstance(value, Enum):
+            left.append(value.value)
+        elif isinstance(value, str):
+            data = value.encode("utf-8", "surrogatepass")
+            hasher.update(b"s%d:%b" % (len(data), data))
+        elif kind in NUMBERS or isinstance(value, bool | int | float):
+            hasher.update(f"{kind.__name__}:{value!r};".encode())
+        elif isinstance(value, bytes | bytearray):
+            hasher.update(b"b%d:" % len(value))
+            hasher.update(value)
+        elif (fields := RECORD_FIELDS.get(kind)) is not None:
+            hasher.update(f"a{RECORD_NAMES[kind]}:".encode())
+            for field, name in reversed(fields):
+                item = getattr(value, field.name)
+                if item != field.default:
+                    left += (item, name)
+        elif isinstance(value, Mapping):
+            hasher.update(b"m%d:" % len(value))
+            for key in sorted(value, reverse=True):
+                left += (value[key], key)
+        elif isinstance(value, Set):
+            left.append(sorted(value))
+        elif isinstance(value, Sequence | deque):
+            hasher.update(b"l%d:" % len(value))
+            left += reversed(value)
+        else:
+            raise TypeError(f"a {kind.__name__} has no digest")
     return hasher.hexdigest()
-
-
-def _feed(hasher: hashlib.blake2b, value: object) -> None:
-    """Feed one value, tagged with its kind and length so that no two values run together."""
-    kind = type(value)  # Most values are of few kinds, and are told by them more quickly.
-    if kind is not str and kind not in NUMBERS and isinstance(value, Enum):
-        _feed(hasher, value.value)
-    elif isinstance(value, str):
-        data = value.encode("utf-8", "surrogatepass")
-        hasher.update(b"s%d:%b" % (len(data), data))
-    elif kind in NUMBERS or isinstance(value, bool | int | float):
-        hasher.update(f"{kind.__name__}:{value!r};".encode())
-    elif isinstance(value, bytes | bytearray):
-        hasher.update(b"b%d:" % len(value))
-        hasher.update(value)
-    elif (fields := RECORD_FIELDS.get(kind)) is not None:
-        hasher.update(f"a{RECORD_NAMES[kind]}:".encode())
-        for field, name in fields:
-            item = getattr(value, field.name)
-            if item != field.default:
-                hasher.update(b"s%d:%b" % (len(name), name.encode()))
-                _feed(hasher, item)
-    elif isinstance(value, Mapping):
-        hasher.update(b"m%d:" % len(value))
-        for key in sorted(value):
-            _feed(hasher, key)
-            _feed(hasher, value[key])
-    elif isinstance(value, Set):
-        _feed(hasher, sorted(value))
-    elif isinstance(value, Sequence | deque):
-        hasher.update(b"l%d:" % len(value))
-        for item in value:
-            _feed(hasher, item)
-    else:
-        raise TypeError(f"a {type(value).__name__} has no digest")

@@ -2,7 +2,8 @@
 
 Names are those of the GA Realtime API where it has some: an *item* is a part of the conversation, a
 *response* one speaking turn of the model, a *part* a piece of an item's content. `live`
-has items too.
+has items too. A response is a `Reply` here, and what a client asks for is `Respond`: `Response` is
+the answer of a turn of chat (`messages`).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Item:
         match self.call:
             case ToolCall(arguments=text) | ToolResult(output=text):
                 return len(text)
-        return sum(len(part.text) for part in self.parts)
+        return sum([len(part.text) for part in self.parts])
 
     @property
     def pictures(self) -> tuple[bytes, ...]:

@@ -4,7 +4,8 @@ A dialect (`protocol.wire.dialects`) converts wire frames to these and back. The
 behaviour; fields from a client are already checked, and `ignored` has the paths of those that are
 unknown or unused, for counting. The server's messages are in `messages`.
 
-Audio is float32 LE, 16 kHz mono; sound to be transcribed, and that of `live`, is 16-bit integers.
+Audio is float32 LE, 16 kHz mono (`Append`). In pieces of any size (`AppendSound`) it is as it came:
+16-bit integers or G.711, at the client's rate.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Sample rates: signed 16-bit sound at another rate, the same bits on any machine.
+"""Sound between the wire and the model: G.711, 16-bit and float32 samples, and other sample rates.
+
+All give the same bits on any machine.
 
 The filter is a polyphase FIR with integer taps. Sums of products of integers are exact in float64,
 in any order, so the result depends neither on the machine nor on how the sound was cut: blocks that
@@ -99,7 +101,7 @@ def lag_of(from_hz: int, to_hz: int) -> int:
     return (PHASE_TAPS * up - 1) * NS_PER_S // (2 * up * from_hz)
 
 
-class Heard:
+class Resampler:
     """Sound of a session at another rate, by default a client's at the model's, piece by piece."""
 
     def __init__(

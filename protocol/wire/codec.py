@@ -13,9 +13,10 @@ JPEG and WAV files are checked in `protocol.wire.media`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Final, Literal, NoReturn, TypeVar
+from functools import partial
+from typing import Any, AnyStr, Final, Literal, NoReturn, TypeVar
 
 import attrs
 import numpy as np
@@ -24,12 +25,11 @@ import pybase64
 from numpy.typing import NDArray
 
 from ..values.behaviour import NEWEST
-from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
-from ..values.limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN, FRAME_BYTES_MAX
+from ..values.errors import CLOSE_INVALID_FRAME, CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
+from ..values.limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN, FRAME_BYTES_MAX, JSON_DEPTH_MAX
 from ..values.model import SAMPLE16_BYTES, SAMPLE_BYTES, SlidingWindow
 from ..values.modes import Mode
 from ..values.utf8 import Frame, Utf8Text
-from .strict import count_keys, has_more, not_json, refuse_duplicates
 
 JSON_VALUES_MAX: Final = 65_536
 """Values a frame: no source's message has 100, and each costs 60 bytes or more once parsed, so
@@ -82,33 +82,84 @@ def dump_frame(body: Mapping[str, object]) -> str:
     return orjson.dumps(body).decode()
 
 
+# orjson silently keeps the last of two equal keys. Two readers of such a frame may understand it
+# differently, so it is refused; a frame is scanned again only if it can have one. Text may be a
+# `str` or UTF-8, and is rarely copied, for it may be large.
+
+Nested = dict[str, object] | list[object]
+NESTED: Final = (dict, list)
+"""The types of objects and arrays; a union in `isinstance` would be made for each call."""
+
+
+def nested_in(level: Iterable[Nested]) -> list[Nested]:
+    """Return the objects and arrays directly in those of one level."""
+    return [
+        child
+        for node in level
+        for child in (node.values() if isinstance(node, dict) else node)
+        if isinstance(child, NESTED)
+    ]
+
+
+def not_json(reason: str) -> FrameError:
+    """Make the error for a frame that is not a JSON object, or not an allowed one (1003)."""
+    return FrameError(CLOSE_INVALID_FRAME, reason)
+
+
+def has_more(text: str | bytes, char: str, count: int) -> bool:
+    """Whether `text` has `char` more than `count` times; `str.count` takes ten times as long."""
+    find = text.find if isinstance(text, str) else partial(_find, text)
+    at = -1
+    for _ in range(count + 1):
+        at = find(char, at + 1)
+        if at < 0:
+            return False
+    return True
+
+
+def _find(data: bytes, char: str, start: int) -> int:
+    return data.find(ord(char), start)
+
+
+def count_keys(value: dict[str, object]) -> int:
+    """Count the keys of all objects, level by level, as deep as frames may be."""
+    keys, depth = len(value), 1
+    level: list[Nested] = [value]
+    while level := nested_in(level):
+        depth += 1
+        if depth > JSON_DEPTH_MAX:
+            raise not_json(f"frame nested deeper than {JSON_DEPTH_MAX} levels")
+        keys += sum(len(node) for node in level if isinstance(node, dict))
+    return keys
+
+
+def refuse_duplicates(text: str | bytes, keys: int) -> None:
+    """Raise `FrameError` if an object in a frame has a key twice; `keys` is the number parsed."""
+    # Without what is escaped, each quote begins or ends a string; a text that escapes nothing is
+    # not copied for that.
+    if isinstance(text, str):
+        colons = _colons(text.replace("\\\\", "").replace('\\"', ""), '"', ":")
+    else:
+        colons = _colons(text.replace(b"\\\\", b"").replace(b'\\"', b""), b'"', b":")
+    if colons > keys:
+        raise not_json("frame with duplicate keys")
+
+
+def _colons(text: AnyStr, quote: AnyStr, colon: AnyStr) -> int:
+    """Count the colons between strings: each stands behind a key."""
+    colons = start = 0
+    while (begin := text.find(quote, start)) >= 0:
+        colons += text.count(colon, start, begin)
+        start = text.find(quote, begin + 1) + 1
+    return colons + text.count(colon, start)
+
+
 # -- base64 and PCM -----------------------------------------------------------------------------
 
 
 def encode_base64(data: bytes) -> str:
     """Write bytes as base64, standard alphabet, padded."""
     return pybase64.b64encode_as_string(data)
-
-
-def decode_base64(
-    path: str, text: str, *, line_breaks: bool = False, data_url: bool = False
-) -> bytes:
-    """Read strict base64: standard alphabet, correct padding, no white space; else `FieldError`.
-
-    `line_breaks` allows CR and LF anywhere in it (RFC 2045, 6.8), `data_url` the head of a data URL
-    before it, of any media type. `path` is for the error.
-    """
-    try:
-        return pybase64.b64decode(text, validate=True)
-    except ValueError:
-        head = DATA_URL.match(text) if data_url else None
-        if head is not None:
-            return decode_base64(path, text[head.end() :], line_breaks=line_breaks)
-        if line_breaks:  # rarely there, so looked for only now
-            joined = text.replace("\r", "").replace("\n", "")
-            with suppress(ValueError):
-                return pybase64.b64decode(joined, validate=True)
-        raise invalid(path, f"{kind_of(text)} that is not base64") from None
 
 
 def check_pcm(
@@ -258,8 +309,24 @@ class Value:
         )
 
     def binary(self, *, line_breaks: bool = False, data_url: bool = False) -> bytes:
-        """Read strict base64; `line_breaks` and `data_url` as in `decode_base64`."""
-        return decode_base64(self.path, self.text(), line_breaks=line_breaks, data_url=data_url)
+        """Read strict base64: standard alphabet, correct padding, no white space.
+
+        `line_breaks` allows CR and LF anywhere in it (RFC 2045, 6.8), `data_url` the head of a data
+        URL before it, of any media type.
+        """
+        text = self.text()
+        try:
+            return pybase64.b64decode(text, validate=True)
+        except ValueError:
+            head = DATA_URL.match(text) if data_url else None
+            if head is not None:
+                rest = Value(path=self.path, value=text[head.end() :])
+                return rest.binary(line_breaks=line_breaks)
+            if line_breaks:  # rarely there, so looked for only now
+                joined = text.replace("\r", "").replace("\n", "")
+                with suppress(ValueError):
+                    return pybase64.b64decode(joined, validate=True)
+            raise invalid(self.path, f"{kind_of(text)} that is not base64") from None
 
     def pcm(
         self, samples_min: int = APPEND_SAMPLES_MIN, samples_max: int = APPEND_SAMPLES_MAX

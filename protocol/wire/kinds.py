@@ -53,7 +53,7 @@ PICTURED: Final = Holds("image", "picture")
 VOICE_SOUND: Final = Holds("voice", "sound")
 VOICE_NAMED: Final = Holds("voice", "name", VOICE_NAME)
 PROMPTED: Final = Holds("prompt", "words")
-SAID: Final = Holds("text", "words")
+USER_TEXT: Final = Holds("text", "words")
 NAMED: Final = Holds("name", "name")
 
 
@@ -185,7 +185,7 @@ def binary(value: codec.Value, at: codec.Reading, *, line_breaks: bool = False) 
     return value.binary(line_breaks=line_breaks, data_url=at.context.behaves(DATA_URLS))
 
 
-def heard(samples_min: int) -> Kind:
+def input_sound(samples_min: int) -> Kind:
     """Base64 of float32 LE samples, `samples_min` to `APPEND_SAMPLES_MAX`."""
 
     def read(value: codec.Value, at: codec.Reading) -> bytes:

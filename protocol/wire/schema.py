@@ -1,6 +1,8 @@
-"""Small files and samples for each kind of base64, named as in the schema of a field.
+"""The messages of a dialect as JSON Schema (draft 07) and as examples, from the rows of its tables.
 
-Each passes the header checks of `protocol.wire.media`, without meaningful content.
+`describe` gives all messages of a dialect, for `antiphon dev schema` and docs/protocol.md. A
+client's example is made from its schema, a server's is as its dialect writes it. Base64 in them is
+a small file that passes the header checks of `protocol.wire.media`, without meaningful content.
 """
 
 from __future__ import annotations

@@ -37,6 +37,17 @@ def as_it_is(value: Any) -> Any:
     return value
 
 
+@attrs.frozen
+class Constant:
+    """A `get` that always returns the same, whose field is written once for all messages."""
+
+    value: object
+
+    def __call__(self, _message: object) -> object:
+        """Return the constant."""
+        return self.value
+
+
 @attrs.frozen(kw_only=True)
 class Columns:
     """The columns of every row.
@@ -172,8 +183,9 @@ class Field(FieldColumns):
 
     @property
     def is_as_it_is(self) -> bool:
-        """Whether the attribute is written unchanged."""
-        return self.is_plain and self.kind.write is None and not self.omit
+        """Whether an attribute or a constant is written unchanged."""
+        is_known = self.is_plain or isinstance(self.get, Constant)
+        return is_known and self.kind.write is None and not self.omit
 
     def putter(self) -> Put:
         """Make the function that writes it in its place; a plain attribute is already there."""
@@ -201,15 +213,25 @@ class Field(FieldColumns):
         return put
 
 
+def optional(name: str, kind: Kind, attr: str | None = None, **more: Any) -> Field:
+    """Make the row of a field that may be absent: its attribute is None then."""
+    return Field(name, kind, None, attr=attr, omit=True, **more)
+
+
+def checked(name: str, kind: Kind, doc: str = "", **more: Any) -> Field:
+    """Make the row of a field that is checked and not kept."""
+    return Field(name, kind, None, attr=DROPPED, doc=doc, **more)
+
+
 def computed(name: str, kind: Kind, get: Callable[[Any], object], **more: Any) -> Field:
     """Make the row of a field that is written from its message by `get`, and has no attribute."""
-    return Field(name, kind, None, attr=DROPPED, get=get, **more)
+    return checked(name, kind, get=get, **more)
 
 
 def fixed(name: str, word: str) -> Field:
     """Make the row of a field that is always the same word."""
     const = Kind(read=lambda value, _: value.text(), schema={"type": "string", "const": word})
-    return computed(name, const, lambda _: word, doc="Always this.")
+    return computed(name, const, Constant(word), doc="Always this.")
 
 
 IGNORED_PATHS_MAX: Final = 32
@@ -218,9 +240,9 @@ READER: Final = Context(mode="video")
 """The context of a server's message, which depends on nothing."""
 
 
-@attrs.frozen
+@attrs.frozen(init=False)
 class Object(Columns):
-    """A field that is an object.
+    """A field that is an object, of these rows.
 
     Attributes:
         attr: the attribute to which its fields belong; empty for the message itself.
@@ -240,6 +262,9 @@ class Object(Columns):
     shape: Shape = attrs.field(init=False, eq=False, repr=False)
     is_read: ClassVar[bool] = True
     is_as_it_is: ClassVar[bool] = False
+
+    def __init__(self, name: str, *rows: Row, **columns: Any) -> None:
+        self.__attrs_init__(name, rows, **columns)
 
     @shape.default
     def _shape(self) -> Shape:
@@ -317,7 +342,7 @@ class Shape:
         plain = [row for row in self.written if isinstance(row, Field) and row.is_plain]
         self._template: dict[str, object] = {
             **self.known,
-            **dict.fromkeys(row.name for row in self.written),
+            **{row.name: _constant_of(row) for row in self.written},
         }
         self._plain = tuple(row.name for row in plain)
         self._values = _values_of(tuple(row.attribute for row in plain))
@@ -368,11 +393,17 @@ class Shape:
         return body
 
 
+def _constant_of(row: Field | Object) -> object:
+    if isinstance(row, Field) and isinstance(row.get, Constant):
+        return row.get.value
+    return None
+
+
 def _values_of(names: tuple[str, ...]) -> Callable[[object], tuple[object, ...]]:
     if len(names) > 1:
         return attrgetter(*names)
-    getters = tuple(map(attrgetter, names))
-    return lambda subject: tuple(get(subject) for get in getters)
+    get = attrgetter(names[0]) if names else None
+    return lambda subject: (get(subject),) if get else ()
 
 
 class Table:

@@ -61,11 +61,7 @@ class _Hole:
     place: _Place
     count: int | None
     is_name: bool
-
-    @property
-    def is_event_id(self) -> bool:
-        """Whether it names the message."""
-        return self.name == EVENT_ID and self.place is _TOP
+    is_event_id: bool
 
     def first(self, texts: Iterator[str]) -> list[str]:
         """Take its strings off those of this hole and all later ones."""
@@ -156,7 +152,8 @@ class Template:
                 return None
             if hole.is_event_id:
                 event_id = here[0]
-        if any(isinstance(each, BadPicture) for each in values.get("frames", ())):
+        frames = values.get("frames")
+        if frames and any(isinstance(each, BadPicture) for each in frames):
             return None  # what is not base64 may not be JSON either
         return Alike(self._cls(**values), event_id)
 
@@ -225,7 +222,10 @@ def _hole(row: Field, name: str, value: object, place: _Place) -> Iterator[_Hole
     else:
         is_hole = is_media and isinstance(value, str)
     if is_hole:
-        yield _Hole(row=row, name=name, place=place, count=count, is_name=is_name)
+        is_event_id = name == EVENT_ID and place is _TOP
+        yield _Hole(
+            row=row, name=name, place=place, count=count, is_name=is_name, is_event_id=is_event_id
+        )
 
 
 def _is_right(body: Json, literals: tuple[str, ...], holes: tuple[_Hole, ...]) -> bool:

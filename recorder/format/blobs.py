@@ -125,7 +125,8 @@ def pack(data: bytes) -> Packed:
     if len(data) >= PCM_BYTES_MIN and len(data) % 4 == 0:
         probe = _probe(data)
         if _looks_like_pcm(probe):
-            packed = _pack_exact(data, probe) or _pack_shuffled(data)
+            cut = cut_of(SHUFFLE_4, len(data))
+            packed = _pack_exact(data, probe) or Packed(SHUFFLE_4, _shuffle(data, 4), cut)
             stored, known = packed.stored, data
             if packed.codec == SHUFFLE_4:  # it only moves bytes, so some samples tell
                 planes = np.frombuffer(stored, np.uint8).reshape(4, -1)
@@ -172,10 +173,6 @@ def _looks_like_pcm(probe: bytes) -> bool:
     highest = probe[3::4]
     odd = highest.translate(None, _HIGHEST_BYTES)
     return len(highest) - len(odd) >= _PROBE_SHARE_MIN * len(highest)
-
-
-def _pack_shuffled(data: bytes) -> Packed:
-    return Packed(SHUFFLE_4, _shuffle(data, 4), cut=cut_of(SHUFFLE_4, len(data)))
 
 
 def _pack_exact(data: bytes, probe: bytes) -> Packed | None:

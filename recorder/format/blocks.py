@@ -15,33 +15,20 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 import zstandard
 
+from . import format as layout
 from .encoding import Framed
 from .errors import RecordInvalid
 from .expansion import frame_bytes_min
-from .format import (
-    CHAIN_START,
-    FORMAT_VERSION,
-    HEADER_BYTES,
-    MARK,
-    MIB,
-    PAYLOAD_BYTES_MAX,
-    BlockHeader,
-    BlockSizes,
-    Piece,
-    chain_of,
-    pack_header,
-    stuff,
-)
 from .records import Record, Value
 
 T = TypeVar("T")
 
-_ROOM: Final = bytes(HEADER_BYTES)
+_ROOM: Final = bytes(layout.HEADER_BYTES)
 LEVEL: Final = 3
 """zstd level for text in a live log."""
 LEVELS_INSTEAD: Final = (1, 2, 4, 5, 6)
@@ -52,7 +39,7 @@ APART_BYTES_MIN: Final = 4 << 10
 """A shorter piece shares a zstd block with its neighbours: a block costs what it would save."""
 ZSTD_BLOCK_BYTES_MIN: Final = 4
 """Three bytes of a block header, and one repeated byte."""
-STEP_BYTES: Final = MIB
+STEP_BYTES: Final = layout.MIB
 """Bytes of a large payload compressed per step: 5 ms at most, then other logs have a turn."""
 _SAMPLES: Final = zstandard.ZstdCompressionParameters.from_level(
     1, strategy=zstandard.STRATEGY_FAST, hash_log=10, min_match=7, write_content_size=True
@@ -72,7 +59,7 @@ class Frame:
     @property
     def data(self) -> memoryview:
         """The zstd frame without the header's room."""
-        return memoryview(self.block)[HEADER_BYTES:]
+        return memoryview(self.block)[layout.HEADER_BYTES :]
 
 
 class Compressor:
@@ -85,12 +72,14 @@ class Compressor:
         self._samples: Final = (samples,) if is_live else (samples, self._text)
         self._is_live: Final = is_live
 
-    def compress(self, pieces: Iterable[Piece], *, has_samples: bool, cost: int = 0) -> Frame:
+    def compress(
+        self, pieces: Iterable[layout.Piece], *, has_samples: bool, cost: int = 0
+    ) -> Frame:
         """Compress a payload in one go; see `steps`."""
         return _at_once(self.steps(pieces, has_samples=has_samples, cost=cost))
 
     def steps(
-        self, pieces: Iterable[Piece], *, has_samples: bool, cost: int = 0
+        self, pieces: Iterable[layout.Piece], *, has_samples: bool, cost: int = 0
     ) -> Generator[int, None, Frame]:
         """Compress a payload in steps; yield the bytes of each, at most 1 MiB, or none if smaller.
 
@@ -111,14 +100,14 @@ class Compressor:
             block = min(map(_at_once, made), key=len)
         else:
             block = _with_room([self._text.compress(runs[0])])
-        if len(block) - HEADER_BYTES < frame_bytes_min(size + cost):
+        if len(block) - layout.HEADER_BYTES < frame_bytes_min(size + cost):
             block = _compress_long(self._text, b"".join(runs), cost)
         if not _has_mark(block):
             return Frame(block, size, is_stuffed=False)
-        stuffed = stuff(b"".join(runs))
+        stuffed = layout.stuff(b"".join(runs))
         for level in (LEVEL, *LEVELS_INSTEAD):
             block = yield from _in_steps(_zstd(level), [stuffed], len(stuffed), is_apart=False)
-            if len(block) - HEADER_BYTES < frame_bytes_min(len(stuffed) + cost):
+            if len(block) - layout.HEADER_BYTES < frame_bytes_min(len(stuffed) + cost):
                 block = _compress_long(_zstd(level), stuffed, cost)
             if not _has_mark(block):
                 return Frame(block, len(stuffed), is_stuffed=True)
@@ -144,7 +133,7 @@ def _compress_long(compressor: zstandard.ZstdCompressor, payload: bytes, cost: i
 
 
 def _in_steps(
-    compressor: zstandard.ZstdCompressor, runs: Iterable[Piece], size: int, *, is_apart: bool
+    compressor: zstandard.ZstdCompressor, runs: Iterable[layout.Piece], size: int, *, is_apart: bool
 ) -> Generator[int, None, bytearray]:
     """Compress a payload in steps; if `is_apart`, with a zstd block per run."""
     stream = compressor.compressobj(size=size)
@@ -165,7 +154,7 @@ def _with_room(chunks: list[bytes]) -> bytearray:
 
 
 def _has_mark(block: bytearray) -> bool:
-    return block.rfind(MARK, HEADER_BYTES) >= 0  # half the cost of `in`
+    return block.rfind(layout.MARK, layout.HEADER_BYTES) >= 0  # half the cost of `in`
 
 
 def _for_samples() -> zstandard.ZstdCompressor:
@@ -176,9 +165,9 @@ def _zstd(level: int) -> zstandard.ZstdCompressor:
     return zstandard.ZstdCompressor(level=level, write_checksum=False, write_content_size=True)
 
 
-def _join_short(pieces: Iterable[Piece]) -> Iterator[Piece]:
+def _join_short(pieces: Iterable[layout.Piece]) -> Iterator[layout.Piece]:
     """Yield the long pieces as they are, and the short ones between them joined."""
-    short: list[Piece] = []
+    short: list[layout.Piece] = []
     for piece in pieces:
         if len(piece) < APART_BYTES_MIN:
             short.append(piece)
@@ -209,7 +198,7 @@ class Batch:
     """
 
     first: Record
-    pieces: list[Piece] = attrs.field(factory=list)
+    pieces: list[layout.Piece] = attrs.field(factory=list)
     has_samples: bool = False
     kinds: list[str] = attrs.field(factory=list)
     payload_bytes: int = 0
@@ -234,10 +223,10 @@ class Chain:
     `last` is the chain of the last block, `counts` the number of records by kind.
     """
 
-    last: bytes = CHAIN_START
+    last: bytes = layout.CHAIN_START
     blocks: int = 0
     counts: Counter[str] = attrs.field(factory=Counter)
-    _sizes: BlockSizes = attrs.field(factory=BlockSizes, init=False)
+    _sizes: layout.BlockSizes = attrs.field(factory=layout.BlockSizes, init=False)
     _head: bytes = attrs.field(default=b"", init=False)
     _head_cost: int = attrs.field(default=0, init=False)
 
@@ -251,34 +240,28 @@ class Chain:
             batch.has_head_copy = True
             self._head = b""
 
-    def block(self, batch: Batch, frame: Frame, version: int = FORMAT_VERSION) -> bytearray:
+    def block(self, batch: Batch, frame: Frame, version: int = layout.FORMAT_VERSION) -> bytearray:
         """Make the block of a batch from its frame; `RecordInvalid` if the payload is too large."""
-        if frame.payload_bytes > PAYLOAD_BYTES_MAX:
-            raise RecordInvalid(f"payload of {frame.payload_bytes}, at most {PAYLOAD_BYTES_MAX}")
+        if frame.payload_bytes > layout.PAYLOAD_BYTES_MAX:
+            bytes_max = layout.PAYLOAD_BYTES_MAX
+            raise RecordInvalid(f"payload of {frame.payload_bytes}, at most {bytes_max}")
         self.counts.update(batch.kinds)
-        header = BlockHeader(
-            first_seq=batch.first.seq,
-            mono_ns=batch.first.at_ns,
-            n_records=len(batch.kinds) + batch.has_head_copy,
-            compressed_len=len(frame.data),
-            uncompressed_len=frame.payload_bytes,
-            payload_crc=zlib.crc32(frame.data),
-            has_head_copy=batch.has_head_copy,
-            is_stuffed=frame.is_stuffed,
-            version=version,
-        )
+        first, is_copy, data = batch.first, batch.has_head_copy, frame.data
+        sizes = (len(batch.kinds) + is_copy, len(data), frame.payload_bytes, zlib.crc32(data))
+        flagged: dict[str, Any] = {"has_head_copy": is_copy, "is_stuffed": frame.is_stuffed}
+        header = layout.BlockHeader(first.seq, first.at_ns, *sizes, version=version, **flagged)
         return self.link(header, frame)
 
-    def link(self, header: BlockHeader, frame: Frame) -> bytearray:
+    def link(self, header: layout.BlockHeader, frame: Frame) -> bytearray:
         """Make a block in the frame's own buffer, linked to the chain; ignores `header.chain`."""
-        self.last = chain_of(self.last, header, frame.data)
+        self.last = layout.chain_of(self.last, header, frame.data)
         block = frame.block
-        block[:HEADER_BYTES] = pack_header(header, self.last)
+        block[: layout.HEADER_BYTES] = layout.pack_header(header, self.last)
         self.blocks += 1
         self._sizes.add(header.compressed_len, header.uncompressed_len)
         return block
 
-    def follow(self, header: BlockHeader) -> None:
+    def follow(self, header: layout.BlockHeader) -> None:
         """Take a block that is in the log already."""
         self.last = header.chain
         self.blocks += 1

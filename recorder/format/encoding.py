@@ -21,41 +21,18 @@ import orjson
 
 from protocol.values.utf8 import UTF8_BYTES_MAX, Utf8Text
 
+from . import format as layout
+from . import records as rc
 from .blobs import RAW, Packed, SplitPiece, decode, extract, pack
 from .errors import RecordInvalid
 from .expansion import count_values, header_cost
-from .format import (
-    HEADER_BYTES_MAX,
-    HEADER_VALUES_MAX,
-    MIB,
-    RECORD_BYTES_MAX,
-    UNPACKED_BYTES_MAX,
-    Piece,
-    frame_record,
-)
-from .records import (
-    BLOB,
-    FRAME_BYTES_MAX,
-    FRAME_CUT,
-    FRAME_KINDS,
-    NESTING_MAX,
-    RECORD_OVERHEAD_BYTES,
-    RECORD_VERSIONS,
-    RESERVED,
-    TEXT,
-    TEXT_CHARS_INLINE,
-    WTF8,
-    Fields,
-    Record,
-    Value,
-)
 
 # -- repeated blobs --------------------------------------------------------------------------------
 
 
 REFERENCE_BYTES_MIN: Final = 64
 """A shorter blob is stored again: a reference costs as much."""
-REMEMBERED_BYTES: Final = MIB
+REMEMBERED_BYTES: Final = layout.MIB
 """Kept per log: five seconds of both sides of a session, or one larger blob, such as a voice."""
 _PROBE_BYTES: Final = 16
 """Taken at three places, where different PCM and JPEG files differ."""
@@ -115,9 +92,9 @@ _PLAIN: Final = {"type", "frame"}
 """The fields of a frame's record that has nothing but the frame."""
 
 
-def runs(records: Iterable[Record]) -> Iterator[list[Record]]:
+def runs(records: Iterable[rc.Record]) -> Iterator[list[rc.Record]]:
     """Join records of small frames that follow each other; all others stand by themselves."""
-    run, run_bytes = list[Record](), 0
+    run, run_bytes = list[rc.Record](), 0
     for record in records:
         frame = record.fields.get("frame") if record.kind == "rx" else None
         is_small = (
@@ -125,7 +102,7 @@ def runs(records: Iterable[Record]) -> Iterator[list[Record]]:
             and len(frame) <= FRAME_CHARS_MAX
             and record.fields.keys() == _PLAIN
         )
-        size = RECORD_OVERHEAD_BYTES + (len(frame) if isinstance(frame, str) else 0)
+        size = rc.RECORD_OVERHEAD_BYTES + (len(frame) if isinstance(frame, str) else 0)
         if run and (not is_small or run_bytes + size > RUN_BYTES_MAX or len(run) == RECORDS_MAX):
             yield run
             run, run_bytes = [], 0
@@ -151,7 +128,7 @@ _AS_THEY_ARE: Final = frozenset({int, bool, type(None)})
 _Json: TypeAlias = "bool | int | float | str | list[_Json] | dict[str, _Json] | None"
 
 
-@attrs.define(kw_only=True)
+@attrs.define
 class Framed:
     """An encoded record.
 
@@ -161,7 +138,7 @@ class Framed:
         has_samples: some pieces are packed PCM.
     """
 
-    pieces: list[Piece]
+    pieces: list[layout.Piece]
     framed_bytes: int
     cost: int
     has_samples: bool
@@ -177,7 +154,7 @@ class RecordEncoder:
         packs_samples: PCM is rearranged so that zstd compresses it better; False stores it as is.
     """
 
-    frame_bytes_max: int = FRAME_BYTES_MAX
+    frame_bytes_max: int = rc.FRAME_BYTES_MAX
     memory_bytes_max: int = REMEMBERED_BYTES
     packs_samples: bool = True
     _memory: BlobMemory = attrs.field(init=False)
@@ -189,11 +166,11 @@ class RecordEncoder:
         """Forget all blobs, so that later records stand without earlier ones."""
         self._memory = BlobMemory(self.memory_bytes_max)
 
-    def encode(self, record: Record) -> Framed:
+    def encode(self, record: rc.Record) -> Framed:
         """Encode a record; `RecordInvalid` if a value is not JSON or bytes, or it is too large."""
         return self._encode(record, self._memory.find_or_keep)
 
-    def encode_run(self, records: Sequence[Record]) -> list[Framed]:
+    def encode_run(self, records: Sequence[rc.Record]) -> list[Framed]:
         """Encode a run of small frames (`runs`), raises as `encode`.
 
         The pieces of sound in them are one blob, of which each record names its part. Most frames
@@ -211,14 +188,14 @@ class RecordEncoder:
         for record, pieces in zip(records[1:], split[1:], strict=True):
             is_like = type(pieces) is tuple and alike and len(pieces[1]) == len(alike[0])
             if is_like and packed is None:
-                text = {TEXT: [pieces[0], 0, pieces[2]]}
+                text = {rc.TEXT: [pieces[0], 0, pieces[2]]}
                 packed = orjson.Fragment(to_json({**record.fields, "frame": text}))
             framed.append(self._encode(record, find, pieces, packed=packed if is_like else None))
         return framed
 
     def _encode(
         self,
-        record: Record,
+        record: rc.Record,
         find: Find,
         split: Sequence[SplitPiece] | None = None,
         whole: bytes = b"",
@@ -230,40 +207,28 @@ class RecordEncoder:
             packer.keep(whole)
         if packed is not None and split is not None:
             packer.add(cast("bytes", split[1]))
-        elif record.kind in FRAME_KINDS and isinstance(
+        elif record.kind in rc.FRAME_KINDS and isinstance(
             frame := fields.get("frame"), (str, bytes, Utf8Text)
         ):
             rest = {key: value for key, value in fields.items() if key != "frame"}
             kept, cut = _cut_frame(frame, self.frame_bytes_max)
-            if cut and FRAME_CUT in rest:
-                raise RecordInvalid(f"record {record.seq} sets the field {FRAME_CUT!r} itself")
-            packed = packer.pack_mapping({**rest, FRAME_CUT: cut} if cut else rest, 0)
+            if cut and rc.FRAME_CUT in rest:
+                raise RecordInvalid(f"record {record.seq} sets the field {rc.FRAME_CUT!r} itself")
+            packed = packer.pack_mapping({**rest, rc.FRAME_CUT: cut} if cut else rest, 0)
             packed["frame"] = packer.pack_frame(kept, None if cut else split)
         else:
             packed = packer.pack_mapping(fields, 0)
-        header = {
-            "at_ns": record.at_ns,
-            "blobs": packer.table,
-            "fields": packed,
-            "kind": record.kind,
-            "seq": record.seq,
-            "version": RECORD_VERSIONS[record.kind],
-        }
-        json_header = to_json(header)
-        if len(json_header) > HEADER_VALUES_MAX:  # each value takes a byte
-            _check_header(record, json_header)
-        packer.area[0] = start = frame_record(json_header, packer.area_bytes)
+        version = rc.RECORD_VERSIONS[record.kind]
+        json_header = header_json(record, packer.table, packed, version)
+        if len(json_header) > layout.HEADER_VALUES_MAX:  # each value takes a byte
+            _check_header(record, json_header, count_values(json_header))
+        packer.area[0] = start = layout.frame_record(json_header, packer.area_bytes)
         size, unpacked, kind = len(start) + packer.area_bytes, packer.unpacked_bytes, record.kind
-        if size > RECORD_BYTES_MAX:
-            raise RecordInvalid(f"{kind} of {size}, at most {RECORD_BYTES_MAX} bytes")
-        if unpacked > UNPACKED_BYTES_MAX:
-            raise RecordInvalid(f"{kind} unpacks to {unpacked}, at most {UNPACKED_BYTES_MAX} bytes")
-        return Framed(
-            pieces=packer.area,
-            framed_bytes=size,
-            cost=header_cost(json_header) + unpacked,
-            has_samples=packer.has_samples,
-        )
+        if size > layout.RECORD_BYTES_MAX:
+            raise RecordInvalid(f"{kind} of {size}, at most {layout.RECORD_BYTES_MAX} bytes")
+        if unpacked > (bytes_max := layout.UNPACKED_BYTES_MAX):
+            raise RecordInvalid(f"{kind} unpacks to {unpacked}, at most {bytes_max} bytes")
+        return Framed(packer.area, size, header_cost(json_header) + unpacked, packer.has_samples)
 
 
 def _split_as(first: Sequence[SplitPiece], frame: str) -> tuple[str, bytes, str] | None:
@@ -272,7 +237,7 @@ def _split_as(first: Sequence[SplitPiece], frame: str) -> tuple[str, bytes, str]
         return None
     head, _, tail = cast("tuple[str, bytes, str]", first)
     is_same = frame.startswith(head) and frame.endswith(tail)
-    if not is_same or max(len(head), len(tail)) > TEXT_CHARS_INLINE:
+    if not is_same or max(len(head), len(tail)) > rc.TEXT_CHARS_INLINE:
         return None
     sound = decode(memoryview(frame.encode())[len(head) : len(frame) - len(tail)])
     return None if sound is None else (head, sound, tail)
@@ -285,8 +250,16 @@ def _alike(split: Sequence[Sequence[SplitPiece]]) -> list[bytes]:
     return alike if len(alike) > 1 else []
 
 
+def header_json(
+    record: rc.Record, blobs: Sequence[Sequence[int]], fields: object, version: int
+) -> bytes:
+    """Encode a record's header, its fields packed; `RecordInvalid` if it is not JSON."""
+    numbers = {"at_ns": record.at_ns, "seq": record.seq, "version": version}
+    return to_json({"kind": record.kind, "blobs": blobs, "fields": fields, **numbers})
+
+
 def to_json(header: Mapping[str, object]) -> bytes:
-    """Encode a record's header; `RecordInvalid` if it is not JSON."""
+    """Encode a value in the order of its keys; `RecordInvalid` if it is not JSON."""
     try:
         return orjson.dumps(header, option=orjson.OPT_SORT_KEYS)  # ten times faster
     except orjson.JSONEncodeError:  # an int of more than 64 bits, or invalid for `json` too
@@ -300,17 +273,18 @@ def to_json(header: Mapping[str, object]) -> bytes:
         raise RecordInvalid(f"{header['kind']} {header['seq']} is not JSON: {error}") from error
 
 
-def _check_header(record: Record, header: bytes) -> None:
-    if len(header) > HEADER_BYTES_MAX or count_values(header) > HEADER_VALUES_MAX:
+def _check_header(record: rc.Record, header: bytes, values: int) -> None:
+    bytes_max, values_max = layout.HEADER_BYTES_MAX, layout.HEADER_VALUES_MAX
+    if len(header) > bytes_max or values > values_max:
         raise RecordInvalid(
             f"{record.kind} {record.seq} has a header of {len(header)} bytes and"
-            f" {count_values(header)} values, at most {HEADER_BYTES_MAX} and {HEADER_VALUES_MAX}"
+            f" {values} values, at most {bytes_max} and {values_max}"
         )
 
 
 def _cut_frame(
     frame: str | bytes | Utf8Text, bytes_max: int
-) -> tuple[str | bytes | Utf8Text, Fields | None]:
+) -> tuple[str | bytes | Utf8Text, rc.Fields | None]:
     """Truncate an oversized frame; text is measured and hashed as UTF-8."""
     is_wide = isinstance(frame, str) and not frame.isascii()
     if len(frame) * (UTF8_BYTES_MAX if is_wide else 1) <= bytes_max:
@@ -331,7 +305,7 @@ class _Packer:
     def __init__(self, seq: int, find: Find, packs_samples: bool) -> None:
         self.seq, self.find, self.packs_samples = seq, find, packs_samples
         self.table: list[list[int]] = []
-        self.area: list[Piece] = [b""]
+        self.area: list[layout.Piece] = [b""]
         self.area_bytes = self.unpacked_bytes = 0
         self.has_samples = False
         self._inline_left = FRAME_CHARS_INLINE
@@ -344,7 +318,7 @@ class _Packer:
         pieces = extract(frame) if split is None else split
         if len(pieces) < 2 and (short := _short_text(frame)) is not None:
             return short
-        return {TEXT: [self._pack_piece(piece) for piece in pieces]}
+        return {rc.TEXT: [self._pack_piece(piece) for piece in pieces]}
 
     def _pack_piece(self, piece: str | bytes | Utf8Text) -> _Json:
         if isinstance(piece, bytes):
@@ -355,24 +329,24 @@ class _Packer:
         self._inline_left -= len(short)
         return short
 
-    def pack_mapping(self, value: Mapping[str, Value], depth: int) -> dict[str, _Json]:
+    def pack_mapping(self, value: Mapping[str, rc.Value], depth: int) -> dict[str, _Json]:
         packed: dict[str, Any] = {}
         for key, item in value.items():
             if not isinstance(key, str):
                 raise RecordInvalid(f"record {self.seq} has the key {key!r}, not text")
-            packed[RESERVED + key if key[:1] == RESERVED else key] = (
+            packed[rc.RESERVED + key if key[:1] == rc.RESERVED else key] = (
                 item
                 if type(item) in _AS_THEY_ARE
-                or (type(item) is str and len(item) <= TEXT_CHARS_INLINE and item.isascii())
+                or (type(item) is str and len(item) <= rc.TEXT_CHARS_INLINE and item.isascii())
                 else self._pack(item, depth + 1)  # most are above: saves a call
             )
         return packed
 
-    def _pack(self, value: Value, depth: int) -> _Json:
+    def _pack(self, value: rc.Value, depth: int) -> _Json:
         if isinstance(value, str):
-            if len(value) > TEXT_CHARS_INLINE:
-                return {TEXT: [[self.add(_utf8_of(value))]]}
-            return value if _is_utf8(value) else {WTF8: self.add(_utf8_of(value))}
+            if len(value) > rc.TEXT_CHARS_INLINE:
+                return {rc.TEXT: [[self.add(_utf8_of(value))]]}
+            return value if _is_utf8(value) else {rc.WTF8: self.add(_utf8_of(value))}
         if value is None or isinstance(value, int):
             return value
         if isinstance(value, float):
@@ -380,9 +354,9 @@ class _Packer:
                 raise RecordInvalid(f"record {self.seq} holds {value}, which JSON does not")
             return value
         if isinstance(value, bytes):
-            return {BLOB: self.add(value)}
-        if depth > NESTING_MAX:
-            raise RecordInvalid(f"record {self.seq} nests deeper than {NESTING_MAX}")
+            return {rc.BLOB: self.add(value)}
+        if depth > rc.NESTING_MAX:
+            raise RecordInvalid(f"record {self.seq} nests deeper than {rc.NESTING_MAX}")
         if isinstance(value, (list, tuple)):
             if set(map(type, value)) == {int}:  # token ids: many, and nothing to pack
                 return list(value)
@@ -430,10 +404,10 @@ def _start_of(text: Utf8Text, chars: int) -> str:
 def _short_text(text: str | Utf8Text) -> str | None:
     """Return a text short enough for the header, or None."""
     if isinstance(text, Utf8Text):
-        if len(text) > TEXT_CHARS_INLINE * UTF8_BYTES_MAX:
+        if len(text) > rc.TEXT_CHARS_INLINE * UTF8_BYTES_MAX:
             return None
         text = text.data.decode()
-    return text if len(text) <= TEXT_CHARS_INLINE else None
+    return text if len(text) <= rc.TEXT_CHARS_INLINE else None
 
 
 def _utf8_of(text: str | Utf8Text) -> bytes:

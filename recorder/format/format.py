@@ -25,8 +25,9 @@ import struct
 import zlib
 from array import array
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import attrs
 import numpy as np
@@ -103,7 +104,7 @@ Piece: TypeAlias = bytes | memoryview
 """Payload bytes of one kind: text, a JPEG, or noise of samples."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class BlockHeader:
     """A block's header.
 
@@ -135,20 +136,16 @@ class BlockHeader:
         return self.first_seq + self.n_records - self.has_head_copy
 
 
+_NUMBERS: Final = (
+    *("first_seq", "mono_ns", "n_records", "compressed_len", "uncompressed_len", "payload_crc"),
+)
+_numbers_of: Final = attrgetter(*_NUMBERS)
+
+
 def _pack_fields(header: BlockHeader) -> bytes:
     flags = FLAG_HEAD_COPY * header.has_head_copy | FLAG_STUFFED * header.is_stuffed
-    return _PREAMBLE.pack(SKIPPABLE_MAGIC, CONTENT_BYTES) + _FIELDS.pack(
-        TAG,
-        header.version,
-        flags,
-        0,
-        header.first_seq,
-        header.mono_ns,
-        header.n_records,
-        header.compressed_len,
-        header.uncompressed_len,
-        header.payload_crc,
-    )
+    start = _PREAMBLE.pack(SKIPPABLE_MAGIC, CONTENT_BYTES)
+    return start + _FIELDS.pack(TAG, header.version, flags, 0, *_numbers_of(header))
 
 
 def chain_of(previous: bytes, header: BlockHeader, compressed: Piece) -> bytes:
@@ -176,23 +173,14 @@ def unpack_header(data: bytes) -> BlockHeader:
     head = data[: -_CRC.size]
     if _CRC.unpack_from(data, len(head))[0] != zlib.crc32(head):
         raise FormatError("the block header's crc does not hold")
-    fields = _FIELDS.unpack_from(data, _PREAMBLE.size)
-    _, version, flags, reserved, first_seq, mono_ns, count, compressed, uncompressed, crc = fields
+    _, version, flags, reserved, *numbers = _FIELDS.unpack_from(data, _PREAMBLE.size)
     if version not in FORMAT_VERSIONS or flags & ~FLAGS_KNOWN or reserved:
         known = f"this reader knows versions {FORMAT_VERSIONS[0]} to {FORMAT_VERSIONS[-1]}"
         raise VersionUnknown(f"block of format version {version}, flags {flags}: {known}")
-    header = BlockHeader(
-        first_seq=first_seq,
-        mono_ns=mono_ns,
-        n_records=count,
-        compressed_len=compressed,
-        uncompressed_len=uncompressed,
-        payload_crc=crc,
-        chain=head[-CHAIN_BYTES:],
-        has_head_copy=bool(flags & FLAG_HEAD_COPY),
-        is_stuffed=bool(flags & FLAG_STUFFED),
-        version=version,
-    )
+    is_copy, is_stuffed = bool(flags & FLAG_HEAD_COPY), bool(flags & FLAG_STUFFED)
+    fields: dict[str, Any] = dict(zip(_NUMBERS, numbers, strict=True))
+    fields |= {"has_head_copy": is_copy, "is_stuffed": is_stuffed, "version": version}
+    header = BlockHeader(chain=head[-CHAIN_BYTES:], **fields)
     _check_limits(header)
     return header
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, Final, TypeVar, get_args
 
 import attrs
@@ -40,22 +39,16 @@ from protocol.values.utf8 import Frame, Utf8Text
 
 from .records import Fields, Value
 
-KINDS: Final[Mapping[type, str]] = MappingProxyType(
-    {
-        ev.FrameReceived: "rx",
-        ev.BackendOpened: "prepare",
-        ev.UnitDone: "unit",
-        ev.FinalizeDone: "finalize",
-        ev.FinalizeFailed: "finalize",
-        ev.RollbackDone: "rollback",
-        ev.RollbackFailed: "rollback",
-        ev.TurnPrefilled: "turn",
-        ev.TurnProgress: "turn",
-        ev.TurnDone: "turn",
-        ev.ChunkDone: "chunk",
-        ef.Send: "tx",
-    }
-)
+KINDS: Final[Mapping[type, str]] = {
+    ev.FrameReceived: "rx",
+    ev.BackendOpened: "prepare",
+    ev.UnitDone: "unit",
+    **dict.fromkeys((ev.FinalizeDone, ev.FinalizeFailed), "finalize"),
+    **dict.fromkeys((ev.RollbackDone, ev.RollbackFailed), "rollback"),
+    **dict.fromkeys((ev.TurnPrefilled, ev.TurnProgress, ev.TurnDone), "turn"),
+    ev.ChunkDone: "chunk",
+    ef.Send: "tx",
+}
 """The record kind of each class; all others are `event` or `effect`."""
 
 T = TypeVar("T")
@@ -87,7 +80,7 @@ class MappingError(ValueError):
 
 def event_record(event: ev.Event) -> tuple[str, dict[str, Value]]:
     """Return the kind of an event's record, and its plain fields with `type`, without `at_ns`."""
-    cls, fields = type(event), _plain(event)
+    cls, fields = type(event), plain_of(event)
     fields["type"] = RECORD_NAMES[cls]
     return KINDS.get(cls, "event"), fields
 
@@ -125,14 +118,14 @@ def effect_record(effect: ef.Effect, hashes: Hashes | None = None) -> tuple[str,
     hash_of = digest if hashes is None else hashes.of
     if hashes is not None and isinstance(effect, ef.DecodeMedia) and effect.kind == "jpeg":
         hash_of = hashes.keep
-    fields = {name: _hashed(value, hash_of) for name, value in _plain(effect).items()}
+    fields = {name: _hashed(value, hash_of) for name, value in plain_of(effect).items()}
     fields["type"] = RECORD_NAMES[type(effect)]
     return "effect", fields
 
 
 def whole_effect(effect: ef.Effect) -> dict[str, Value]:
     """Return the plain fields of an effect with its bytes, for a process that performs it."""
-    return {"type": RECORD_NAMES[type(effect)], **_plain(effect)}
+    return {"type": RECORD_NAMES[type(effect)], **plain_of(effect)}
 
 
 def event_of(fields: Fields, at_ns: int) -> ev.Event:
@@ -148,7 +141,8 @@ def effect_of(fields: Fields) -> ef.Effect:
 
 def plain_of(instance: attrs.AttrsInstance) -> dict[str, Value]:
     """Return the plain fields of any value of a record."""
-    return _plain(instance)
+    plain: dict[str, Value] = _CONVERTER.unstructure(instance)
+    return plain
 
 
 def value_of(cls: type[T], fields: Fields) -> T:
@@ -167,11 +161,6 @@ def _named(classes: Mapping[str, type[T]], fields: Fields) -> tuple[type[T], dic
     if cls is None:
         raise MappingError("a record names no known event or effect")
     return cls, rest
-
-
-def _plain(instance: attrs.AttrsInstance) -> dict[str, Value]:
-    plain: dict[str, Value] = _CONVERTER.unstructure(instance)
-    return plain
 
 
 def _hashed(value: Value, hash_of: Callable[[bytes], str]) -> Value:
@@ -212,10 +201,6 @@ def _frame(value: object) -> object:
     raise TypeError(f"a {type(value).__name__} where a frame is due")
 
 
-def _is_named(cls: Any) -> bool:
-    return cls in RECORD_FIELDS
-
-
 def _names(cls: type[attrs.AttrsInstance], *, but: frozenset[str] = frozenset()) -> dict[str, Any]:
     """The names of a class's attributes in records, as overrides for cattrs; `but` these names."""
     return {
@@ -243,8 +228,8 @@ def _make_converter() -> Converter:
             **_names(cls),
         )
 
-    converter.register_unstructure_hook_factory(_is_named, write)
-    converter.register_structure_hook_factory(_is_named, read)
+    converter.register_unstructure_hook_factory(RECORD_FIELDS.__contains__, write)
+    converter.register_structure_hook_factory(RECORD_FIELDS.__contains__, read)
     for kind in (int, str, bytes, bool, float):
         converter.register_structure_hook(kind, _strictly(kind))
     converter.register_structure_hook_func(lambda kind: kind == tuple[int, ...], _ints)

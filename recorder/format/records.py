@@ -41,21 +41,8 @@ to be written may also be `Utf8Text`, which is read back as an equal `str`."""
 Fields: TypeAlias = Mapping[str, Value]
 
 RECORD_VERSIONS: Final[Mapping[str, int]] = {
-    "session": 1,
-    "rx": 1,
-    "tx": 1,
-    "event": 1,
-    "effect": 1,
-    "prepare": 1,
-    "unit": 1,
-    "turn": 1,
-    "chunk": 1,
-    "finalize": 1,
-    "rollback": 1,
-    "state": 1,
-    "mark": 1,
-    "elided": 1,
-    "fin": 1,
+    **dict.fromkeys(("session", "rx", "tx", "event", "effect", "prepare", "unit", "turn"), 1),
+    **dict.fromkeys(("chunk", "finalize", "rollback", "state", "mark", "elided", "fin"), 1),
 }
 """The kinds of record, and the version of each that this code writes."""
 

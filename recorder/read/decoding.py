@@ -14,21 +14,11 @@ from typing import Final, NoReturn, TypeAlias
 
 import attrs
 
+from ..format import records as rc
 from ..format.blobs import restore, unpack
 from ..format.errors import FormatError, RecorderError
 from ..format.expansion import Expansion, check_values
 from ..format.format import BLOCK_BYTES, RECORD_BYTES_MAX, UNPACKED_BYTES_MAX
-from ..format.records import (
-    BLOB,
-    NESTING_MAX,
-    RESERVED,
-    TEXT,
-    WTF8,
-    Record,
-    Value,
-    check_version,
-    upcast,
-)
 
 Resolve: TypeAlias = Callable[[int], "StoredRecord"]
 """Returns an earlier record whose blob is referenced, or raises `FormatError`."""
@@ -54,7 +44,7 @@ class StoredRecord:
         starts: offset in `area` of each blob of the table; 0 for a reference.
     """
 
-    record: Record
+    record: rc.Record
     version: int
     table: tuple[tuple[int, ...], ...]
     area: memoryview
@@ -100,11 +90,13 @@ def parse(header: bytes, area: memoryview) -> StoredRecord:
     if not isinstance(kind, str) or not _is_count(version):
         shown = f"{reprlib.repr(kind)} of version {reprlib.repr(version)}"
         raise FormatError(f"record {shown} is invalid")
-    check_version(kind, version)
+    rc.check_version(kind, version)
     if not isinstance(found["fields"], dict):
         raise FormatError("a record's fields are not an object")
     try:
-        record = Record(kind=kind, seq=found["seq"], at_ns=found["at_ns"], fields=found["fields"])
+        record = rc.Record(
+            kind=kind, seq=found["seq"], at_ns=found["at_ns"], fields=found["fields"]
+        )
     except RecorderError as error:
         raise FormatError(str(error)) from error
     table = _check_table(found["blobs"])
@@ -116,7 +108,7 @@ def parse(header: bytes, area: memoryview) -> StoredRecord:
 
 def decode(
     stored: StoredRecord, resolve: Resolve, expansion: Expansion, last: LastWhole | None = None
-) -> Record:
+) -> rc.Record:
     """Resolve a record's blobs and upcast its fields; `FormatError` if any of them is invalid.
 
     `last`: kept by a caller that reads many records of a log.
@@ -124,7 +116,7 @@ def decode(
     last = LastWhole() if last is None else last
     unpacker = _Unpacker(stored=stored, resolve=resolve, expansion=expansion, last=last)
     fields = unpacker.unpack_mapping(stored.record.fields, 0)
-    fields_now = upcast(stored.record.kind, stored.version, fields)
+    fields_now = rc.upcast(stored.record.kind, stored.version, fields)
     return attrs.evolve(stored.record, fields=fields_now)
 
 
@@ -172,29 +164,29 @@ class _Unpacker:
     unpacked_bytes: int = 0
     text_bytes: int = 0
 
-    def unpack_mapping(self, value: Mapping[str, Value], depth: int) -> dict[str, Value]:
-        unpacked: dict[str, Value] = {}
+    def unpack_mapping(self, value: Mapping[str, rc.Value], depth: int) -> dict[str, rc.Value]:
+        unpacked: dict[str, rc.Value] = {}
         for key, item in value.items():
-            if key.startswith(RESERVED) and not key.startswith(RESERVED, 1):
+            if key.startswith(rc.RESERVED) and not key.startswith(rc.RESERVED, 1):
                 raise FormatError(f"the key {reprlib.repr(key)} is not ours")
-            name = key[1:] if key.startswith(RESERVED) else key
+            name = key[1:] if key.startswith(rc.RESERVED) else key
             is_nested = type(item) is dict or type(item) is list  # few are; saves a call
             unpacked[name] = self._unpack(item, depth + 1) if is_nested else item
         return unpacked
 
-    def _unpack(self, value: Value, depth: int) -> Value:
+    def _unpack(self, value: rc.Value, depth: int) -> rc.Value:
         if not isinstance(value, (dict, list)):
             return value
         if isinstance(value, dict) and len(value) == 1:
             ((key, item),) = value.items()
-            if key == BLOB:
+            if key == rc.BLOB:
                 return self._blob(item)
-            if key == TEXT:
+            if key == rc.TEXT:
                 return self._text(item)
-            if key == WTF8:
+            if key == rc.WTF8:
                 return self._utf8(item)
-        if depth > NESTING_MAX:
-            raise FormatError(f"fields nest deeper than {NESTING_MAX}")
+        if depth > rc.NESTING_MAX:
+            raise FormatError(f"fields nest deeper than {rc.NESTING_MAX}")
         if isinstance(value, dict):
             return self.unpack_mapping(value, depth)
         if set(map(type, value)) <= {int}:  # token ids: many, and nothing to unpack

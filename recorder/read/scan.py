@@ -19,25 +19,11 @@ from typing import Final, Literal, Protocol
 import attrs
 import zstandard
 
+from ..format import format as layout
 from ..format.errors import FormatError, VersionUnknown
 from ..format.expansion import Expansion
-from ..format.format import (
-    CHAIN_START,
-    HEADER_BYTES,
-    MARK,
-    MIB,
-    PAYLOAD_BYTES_MAX,
-    PREAMBLE_BYTES,
-    TABLE_START,
-    BlockHeader,
-    BlockSizes,
-    chain_of,
-    table_bytes,
-    unpack_header,
-    unstuff,
-)
 
-SEARCH_BYTES: Final = MIB
+SEARCH_BYTES: Final = layout.MIB
 """Bytes read at a time when searching for a mark, at most."""
 SEARCH_BYTES_MIN: Final = 4 << 10
 """And at first: where marks are dense, little is read twice."""
@@ -50,7 +36,7 @@ block; a broken chain; the session record's copy; `fin` or data after it; the se
 damage, but a newer version."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Damage:
     """One damage in a log.
 
@@ -74,13 +60,21 @@ class Block:
     """An accepted block; `offset` is its header's in the file, `payload` is decompressed."""
 
     offset: int
-    header: BlockHeader
+    header: layout.BlockHeader
     payload: bytes
 
     @property
     def end(self) -> int:
         """Where the next block starts."""
-        return self.offset + HEADER_BYTES + self.header.compressed_len
+        return self.offset + layout.HEADER_BYTES + self.header.compressed_len
+
+    def parts(self) -> list[tuple[bytes, memoryview]]:
+        """Split the payload into records: JSON and blobs; `FormatError` if it is invalid."""
+        return list(layout.split_records(self.payload, self.header.n_records))
+
+    def own_parts(self) -> list[tuple[bytes, memoryview]]:
+        """The same without a copy of the head."""
+        return self.parts()[self.header.has_head_copy :]
 
 
 class Source(Protocol):
@@ -142,29 +136,29 @@ class BytesSource:
 
 def load_block(source: Source, offset: int, expansion: Expansion) -> Block:
     """Read and check one block; `FormatError` if it is invalid or exceeds the expansion limit."""
-    header = unpack_header(source.read(offset, HEADER_BYTES))
+    header = layout.unpack_header(source.read(offset, layout.HEADER_BYTES))
     compressed = _read_frame(source, offset, header)
     return Block(offset=offset, header=header, payload=_decompress(header, compressed, expansion))
 
 
-def _read_frame(source: Source, offset: int, header: BlockHeader) -> bytearray:
+def _read_frame(source: Source, offset: int, header: layout.BlockHeader) -> bytearray:
     """Read a block's zstd frame, or up to a mark in it, so that overlapping claims cost little."""
-    start = offset + HEADER_BYTES
+    start = offset + layout.HEADER_BYTES
     data = bytearray()
     count = SEARCH_BYTES_MIN
     while len(data) < header.compressed_len:
         more = source.read(start + len(data), min(count, header.compressed_len - len(data)))
         if not more:
             break
-        seen = max(0, len(data) - len(MARK) + 1)
+        seen = max(0, len(data) - len(layout.MARK) + 1)
         data += more
-        if data.find(MARK, seen) >= 0:
+        if data.find(layout.MARK, seen) >= 0:
             break
         count *= 2
     return data
 
 
-def _decompress(header: BlockHeader, compressed: bytearray, expansion: Expansion) -> bytes:
+def _decompress(header: layout.BlockHeader, compressed: bytearray, expansion: Expansion) -> bytes:
     if len(compressed) != header.compressed_len or zlib.crc32(compressed) != header.payload_crc:
         raise FormatError("the payload's crc does not hold")
     expansion.charge(header.uncompressed_len)
@@ -172,13 +166,13 @@ def _decompress(header: BlockHeader, compressed: bytearray, expansion: Expansion
         # zstd allocates what the frame claims, so the claim is checked first.
         if zstandard.frame_content_size(compressed) != header.uncompressed_len:
             raise FormatError("the payload's length is not the header's")
-        decompressor = zstandard.ZstdDecompressor(max_window_size=PAYLOAD_BYTES_MAX)
+        decompressor = zstandard.ZstdDecompressor(max_window_size=layout.PAYLOAD_BYTES_MAX)
         payload = decompressor.decompress(compressed, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise FormatError(f"the payload is not a zstd frame: {error}") from error
     if len(payload) != header.uncompressed_len:
         raise FormatError("the payload is shorter than its header says")
-    return unstuff(payload) if header.is_stuffed else payload
+    return layout.unstuff(payload) if header.is_stuffed else payload
 
 
 def find_mark(source: Source, start: int, end: int | None = None) -> int | None:
@@ -186,8 +180,8 @@ def find_mark(source: Source, start: int, end: int | None = None) -> int | None:
     end = source.size() if end is None else end
     step = SEARCH_BYTES_MIN
     while start < end:
-        count = min(step, end - start) + len(MARK) - 1
-        found = source.read(start, count).find(MARK)
+        count = min(step, end - start) + len(layout.MARK) - 1
+        found = source.read(start, count).find(layout.MARK)
         if found >= 0:
             return start + found
         start += step
@@ -207,12 +201,12 @@ class Scanner:
 
     def __init__(self, source: Source, expansion: Expansion | None = None) -> None:
         self.offset = 0
-        self.chain: bytes | None = CHAIN_START
+        self.chain: bytes | None = layout.CHAIN_START
         self.next_seq = 0
         self.has_table = False
         self._source: Final = source
         self._expansion: Final = Expansion(source.size) if expansion is None else expansion
-        self._sizes: BlockSizes | None = BlockSizes()  # until a block is lost
+        self._sizes: layout.BlockSizes | None = layout.BlockSizes()  # until a block is lost
 
     def __iter__(self) -> Iterator[Block | Damage]:
         """Yield blocks and damage in file order."""
@@ -233,41 +227,39 @@ class Scanner:
 
     def _walk(self) -> Iterator[Block | Damage]:
         while not self._at_end():
-            if self._is_table():
+            if self._source.read(self.offset, len(layout.TABLE_START)) == layout.TABLE_START:
                 yield from self._pass_table()
                 continue
             try:
-                header = unpack_header(self._source.read(self.offset, HEADER_BYTES))
+                header = layout.unpack_header(self._source.read(self.offset, layout.HEADER_BYTES))
             except FormatError as error:
                 yield self._skip_to_mark(error)
                 continue
-            if self._is_incomplete(header):
-                return
+            end = self.offset + layout.HEADER_BYTES + header.compressed_len
+            if end > self._source.size() and find_mark(self._source, self.offset + 1) is None:
+                return  # the block is incomplete
             yield from self._take(header)
 
     def _at_end(self) -> bool:
         """Whether only the end follows, or the start of a header or seek table."""
         rest = max(0, self._source.size() - self.offset)  # it may be cut by others meanwhile
-        start = self._source.read(self.offset, min(rest, len(MARK)))
-        if rest < HEADER_BYTES and MARK.startswith(start):
+        start = self._source.read(self.offset, min(rest, len(layout.MARK)))
+        if rest < layout.HEADER_BYTES and layout.MARK.startswith(start):
             return True
-        if rest < len(TABLE_START) and TABLE_START.startswith(start):
+        if rest < len(layout.TABLE_START) and layout.TABLE_START.startswith(start):
             return True
-        if not start.startswith(TABLE_START):
+        if not start.startswith(layout.TABLE_START):
             return False
         if self._sizes is None:
-            return rest < max(table_bytes(start), PREAMBLE_BYTES)
+            return rest < max(layout.table_bytes(start), layout.PREAMBLE_BYTES)
         expected = self._sizes.table()
         return rest < len(expected) and expected.startswith(self._source.read(self.offset, rest))
-
-    def _is_table(self) -> bool:
-        return self._source.read(self.offset, len(TABLE_START)) == TABLE_START
 
     def _pass_table(self) -> Iterator[Damage]:
         """Pass a seek table; if all blocks are known, it must match them exactly."""
         start = self.offset
         if self._sizes is None:
-            self.offset += table_bytes(self._source.read(start, PREAMBLE_BYTES))
+            self.offset += layout.table_bytes(self._source.read(start, layout.PREAMBLE_BYTES))
             self.has_table = True
             return
         expected = self._sizes.table()
@@ -277,37 +269,25 @@ class Scanner:
             return
         found = find_mark(self._source, start + 1)
         self.offset = self._source.size() if found is None else found
-        yield Damage(
-            offset=start,
-            length=self.offset - start,
-            reason="seek",
-            detail="the seek table is not that of the blocks before it",
-        )
-
-    def _is_incomplete(self, header: BlockHeader) -> bool:
-        end = self.offset + HEADER_BYTES + header.compressed_len
-        return end > self._source.size() and find_mark(self._source, self.offset + 1) is None
+        detail = "the seek table is not that of the blocks before it"
+        yield Damage(start, self.offset - start, "seek", detail)
 
     def _skip_to_mark(self, error: FormatError) -> Damage:
         start = self.offset
         found = find_mark(self._source, start + 1)
         self.offset = found if found is not None else self._end_of_garbage(start + 1)
         self.chain = None
-        return Damage(
-            offset=start,
-            length=self.offset - start,
-            reason="version" if isinstance(error, VersionUnknown) else "header",
-            detail=str(error),
-        )
+        reason: Reason = "version" if isinstance(error, VersionUnknown) else "header"
+        return Damage(start, self.offset - start, reason, str(error))
 
     def _end_of_garbage(self, start: int) -> int:
         """Return the end, or the start of a mark that is being written."""
         size = self._source.size()
-        tail = self._source.read(max(start, size - len(MARK) + 1), len(MARK) - 1)
-        kept = next((at for at in range(len(tail)) if MARK.startswith(tail[at:])), len(tail))
+        tail = self._source.read(max(start, size - len(layout.MARK) + 1), len(layout.MARK) - 1)
+        kept = next((at for at in range(len(tail)) if layout.MARK.startswith(tail[at:])), len(tail))
         return size - len(tail) + kept
 
-    def _take(self, header: BlockHeader) -> Iterator[Block | Damage]:
+    def _take(self, header: layout.BlockHeader) -> Iterator[Block | Damage]:
         start = self.offset
         compressed = _read_frame(self._source, start, header)
         try:
@@ -315,49 +295,39 @@ class Scanner:
         except FormatError as error:
             yield from self._skip_payload(header, str(error))
             return
-        self.offset = start + HEADER_BYTES + header.compressed_len
+        self.offset = start + layout.HEADER_BYTES + header.compressed_len
         span = self.offset - start
         if header.first_seq < self.next_seq:
             detail = f"records from {header.first_seq}, where {self.next_seq} is the next"
-            yield Damage(offset=start, length=span, reason="order", detail=detail)
+            yield Damage(start, span, "order", detail)
             return
         before, self.chain = self.chain, header.chain
-        follows = before is None or chain_of(before, header, memoryview(compressed)) == header.chain
+        follows = (
+            before is None
+            or layout.chain_of(before, header, memoryview(compressed)) == header.chain
+        )
         del compressed  # frees it before the block is used
         if not follows:
             detail = "the block does not follow the one before it"
-            yield Damage(offset=start, length=0, reason="chain", detail=detail)
+            yield Damage(start, 0, "chain", detail)
         yield from self._note_gap(start, header)
         yield Block(offset=start, header=header, payload=payload)
 
-    def _skip_payload(self, header: BlockHeader, detail: str) -> Iterator[Damage]:
+    def _skip_payload(self, header: layout.BlockHeader, detail: str) -> Iterator[Damage]:
         start = self.offset
-        end = start + HEADER_BYTES + header.compressed_len
+        end = start + layout.HEADER_BYTES + header.compressed_len
         found = find_mark(self._source, start + 1, end)
         self.offset = end if found is None else found
         self.chain = header.chain
         if header.first_seq >= self.next_seq:
             yield from self._note_gap(start, header)
-        yield Damage(
-            offset=start,
-            length=self.offset - start,
-            reason="payload",
-            detail=detail,
-            first_seq=header.first_seq,
-            records=header.next_seq - header.first_seq,
-        )
+        count = header.next_seq - header.first_seq
+        yield Damage(start, self.offset - start, "payload", detail, header.first_seq, count)
 
-    def _note_gap(self, offset: int, header: BlockHeader) -> Iterator[Damage]:
+    def _note_gap(self, offset: int, header: layout.BlockHeader) -> Iterator[Damage]:
         """Report records missing before a block, and expect the block's successor."""
         first_seq, self.next_seq = self.next_seq, header.next_seq
         missing = header.first_seq - first_seq
         if missing == 0 or (header.has_head_copy and header.first_seq == 1):
             return
-        yield Damage(
-            offset=offset,
-            length=0,
-            reason="gap",
-            detail=f"{missing} records are missing",
-            first_seq=first_seq,
-            records=missing,
-        )
+        yield Damage(offset, 0, "gap", f"{missing} records are missing", first_seq, missing)

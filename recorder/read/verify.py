@@ -24,7 +24,7 @@ DAMAGE_KEPT: Final = 100
 _EXIT_CODES: Final[dict[State, int]] = {"finished": 0, "open": 0, "damaged": 1, "unreadable": 2}
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class Report:
     """The result of verifying a log.
 
@@ -69,43 +69,32 @@ def verify(log: Path | bytes) -> Report:
         reader = LogReader(log)
     except Unreadable as error:
         return Report(state="unreadable", detail=str(error))
-    counts, damage, damage_count = Counter[str](), list[Damage](), 0
-    first_seq = last_seq = last_tx_ordinal = fin = fin_ok = None
+    report, counts, fin = Report(state="open"), Counter[str](), None
     with reader:
         before_item = before_fin = reader.last_chain, reader.blocks
         for item in reader:
             before_fin = before_item if fin is None else before_fin
             if isinstance(item, Damage):
-                damage_count += 1
-                damage += [item] if len(damage) < DAMAGE_KEPT else []
+                report.damage_count += 1
+                report.damage += (item,) if len(report.damage) < DAMAGE_KEPT else ()
             else:
                 counts[item.kind] += 1
                 fin = item.fields if item.kind == "fin" else fin
-                last_seq = item.seq
-                first_seq = item.seq if first_seq is None else first_seq
+                report.last_seq = item.seq
+                report.first_seq = item.seq if report.first_seq is None else report.first_seq
                 ordinal = item.fields.get("ordinal")
                 if item.kind == "tx" and isinstance(ordinal, int):
-                    last_tx_ordinal = ordinal
+                    report.last_tx_ordinal = ordinal
             before_item = reader.last_chain, reader.blocks
         if fin is not None:
             counted = {kind: count for kind, count in counts.items() if kind != "fin"}
             chain, blocks = before_fin
             expected = (counted, None if chain is None else chain.hex(), blocks)
-            fin_ok = (fin.get("counts"), fin.get("chain"), fin.get("blocks")) == expected
-        is_sound = not damage_count and fin_ok is not False
-        whole: State = "open" if fin_ok is None else "finished"
-        return Report(
-            state=whole if is_sound else "damaged",
-            blocks=reader.blocks,
-            records=counts.total(),
-            first_seq=first_seq,
-            last_seq=last_seq,
-            damage=tuple(damage),
-            damage_count=damage_count,
-            fin_ok=fin_ok,
-            head_source=reader.head_source,
-            units=counts["unit"],
-            last_tx_ordinal=last_tx_ordinal,
-            tail_bytes=reader.tail_bytes,
-            has_seek_table=reader.has_seek_table,
-        )
+            report.fin_ok = (fin.get("counts"), fin.get("chain"), fin.get("blocks")) == expected
+            report.state = "finished"
+        if report.damage_count or report.fin_ok is False:
+            report.state = "damaged"
+        report.blocks, report.records, report.units = reader.blocks, counts.total(), counts["unit"]
+        report.head_source, report.tail_bytes = reader.head_source, reader.tail_bytes
+        report.has_seek_table = reader.has_seek_table
+    return report

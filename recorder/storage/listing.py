@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
@@ -227,8 +227,13 @@ class Listing:
             logs: dict[str, LogInfo] = {info.recording_id: info for info in self._store.logs()}
             if self._entries is None:
                 self._entries = {} if self.index is None else self.index.load(logs)
-            self._forget(logs)
-            self._read(self._unread(logs), on_read)
+            self._entries = known = self._without(self._entries, logs)
+            unread = [
+                info
+                for name, info in logs.items()
+                if (entry := known.get(name)) is None or entry.info != info
+            ]
+            self._read(known, unread, on_read)
             summaries = [as_of_now(it.summary, it.info) for it in self._entries.values()]
         return tuple(sorted(summaries, key=lambda it: (-it.listed_ms, it.recording_id)))
 
@@ -244,22 +249,15 @@ class Listing:
             return None
         return attrs.evolve(entry, summary=as_of_now(entry.summary, info))
 
-    def _unread(self, logs: dict[str, LogInfo]) -> list[LogInfo]:
-        assert self._entries is not None
-        known = self._entries
-        return [
-            info
-            for name, info in logs.items()
-            if (entry := known.get(name)) is None or entry.info != info
-        ]
-
-    def _read(self, unread: Sequence[LogInfo], on_read: OnRead | None) -> None:
-        assert self._entries is not None
+    def _read(
+        self, known: dict[str, Entry], unread: Sequence[LogInfo], on_read: OnRead | None
+    ) -> None:
         fresh: list[Entry] = []
         for count, entry in enumerate(_entries_of(unread), start=1):
             if entry is not None:
-                self._entries[entry.info.recording_id] = entry
-                fresh += [] if _is_open(entry) else [entry]
+                known[entry.info.recording_id] = entry
+                is_open = as_of_now(entry.summary, entry.info).state == "open"
+                fresh += [] if is_open else [entry]
             if fresh and (len(fresh) == SAVED_LOGS or count == len(unread)):
                 self._save(fresh, ())
                 fresh = []
@@ -270,12 +268,12 @@ class Listing:
         if self.index is not None:
             self.index.save(fresh, gone)
 
-    def _forget(self, logs: dict[str, LogInfo]) -> None:
-        assert self._entries is not None
-        gone = self._entries.keys() - logs.keys()
+    def _without(self, known: dict[str, Entry], logs: dict[str, LogInfo]) -> dict[str, Entry]:
+        """Forget the entries of logs that are gone."""
+        gone = known.keys() - logs.keys()
         if gone:
             self._save((), tuple(gone))
-            self._entries = {name: it for name, it in self._entries.items() if name not in gone}
+        return {name: it for name, it in known.items() if name not in gone} if gone else known
 
 
 def _entries_of(unread: Sequence[LogInfo]) -> Iterator[Entry | None]:
@@ -298,10 +296,6 @@ def _entry_of(info: LogInfo) -> Entry | None:
         return None
 
 
-def _is_open(entry: Entry) -> bool:
-    return as_of_now(entry.summary, entry.info).state == "open"
-
-
 def page_of(
     summaries: Sequence[Summary], wanted: Wanted, *, limit: int, after: str | None = None
 ) -> tuple[list[Summary], str | None]:
@@ -310,18 +304,11 @@ def page_of(
     `after` is the end of the previous page (None: the first page); another value is a `ValueError`.
     Returns the page, and its end; None if it is the last page.
     """
-    rest = _following(summaries, after) if after is not None else iter(summaries)
+    rest: Iterable[Summary] = summaries
+    if after is not None:  # the log at that place may have gone
+        listed, _, recording_id = after.partition(".")
+        place = (-int(listed), recording_id)
+        rest = (it for it in summaries if (-it.listed_ms, it.recording_id) > place)
     found = [it for it in rest if wanted.takes(it)]
-    page = found[:limit]
-    return page, _place_of(page[-1]) if page and len(found) > limit else None
-
-
-def _following(summaries: Sequence[Summary], after: str) -> Iterator[Summary]:
-    """Yield everything after a place; the log at that place may have gone."""
-    listed, _, recording_id = after.partition(".")
-    place = (-int(listed), recording_id)
-    return (it for it in summaries if (-it.listed_ms, it.recording_id) > place)
-
-
-def _place_of(summary: Summary) -> str:
-    return f"{summary.listed_ms}.{summary.recording_id}"
+    page, is_last = found[:limit], len(found) <= limit
+    return page, None if is_last or not page else f"{page[-1].listed_ms}.{page[-1].recording_id}"

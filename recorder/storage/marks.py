@@ -119,7 +119,7 @@ def read_marks(path: Path) -> Marks:
     """Read a file of marks; a missing one has none, an unreadable one is damaged."""
     try:
         with _opened(path, os.O_RDONLY) as descriptor:
-            return _Lines(_content(descriptor)).marks()
+            return _parsed(_content(descriptor))[0]
     except FileNotFoundError:
         return Marks()
     except OSError:
@@ -130,12 +130,11 @@ def add_mark(path: Path, *, at_ms: int, end_ms: int, text: str, by: str, now_ms:
     """Append a mark, whose fields are as `Mark` has them; blocking. `OSError`, `TooManyMarks`."""
     with _locked(path, os.O_CREAT) as descriptor:
         data = _content(descriptor)
-        lines = _Lines(data)
-        if lines.last >= MARKS_MAX:
+        _, last = _parsed(data)
+        if last >= MARKS_MAX:
             raise TooManyMarks
-        mark = Mark(
-            number=lines.last + 1, at_ms=at_ms, end_ms=end_ms, text=text, by=by, written_ms=now_ms
-        )
+        place = {"number": last + 1, "at_ms": at_ms, "end_ms": end_ms}
+        mark = Mark(**place, text=text, by=by, written_ms=now_ms)
         _append(descriptor, data, attrs.asdict(mark))
     return mark
 
@@ -144,7 +143,7 @@ def remove_mark(path: Path, number: int, *, by: str, now_ms: int) -> bool:
     """Append that a mark is removed; False if it is missing. Blocks and raises as `add_mark`."""
     with _locked(path) as descriptor:
         data = _content(descriptor)
-        if _Lines(data).marks().of(number) is None:
+        if _parsed(data)[0].of(number) is None:
             return False
         removal = _Removal(removes=number, by=by, written_ms=now_ms)
         _append(descriptor, data, attrs.asdict(removal))
@@ -204,30 +203,21 @@ def _append(descriptor: int, data: bytes, fields: Mapping[str, object]) -> None:
 # -- lines --------------------------------------------------------------------------------------
 
 
-class _Lines:
-    """A file's lines; `last` is the highest number that was given to a mark."""
-
-    def __init__(self, data: bytes) -> None:
-        self._marks: dict[int, Mark] = {}
-        self._damaged = int(len(data) > FILE_BYTES_MAX)
-        self.last = 0
-        removed: set[int] = set()
-        for line in data[:FILE_BYTES_MAX].split(b"\n"):
-            entry = _read(line) if line else None
-            if isinstance(entry, Mark) and entry.number not in self._marks:
-                self._marks[entry.number] = entry
-            elif isinstance(entry, _Removal):
-                removed.add(entry.removes)
-            elif line:
-                self._damaged += 1
-        self.last = max([0, *self._marks, *removed])
-        for number in removed:
-            self._marks.pop(number, None)
-
-    def marks(self) -> Marks:
-        """The marks that are there."""
-        marks = sorted(self._marks.values(), key=lambda it: (it.at_ms, it.number))
-        return Marks(marks=tuple(marks), damaged=self._damaged)
+def _parsed(data: bytes) -> tuple[Marks, int]:
+    """Read a file's lines: the marks that are there, and the highest number given to one."""
+    found, removed = dict[int, Mark](), set[int]()
+    damaged = int(len(data) > FILE_BYTES_MAX)
+    for line in data[:FILE_BYTES_MAX].split(b"\n"):
+        entry = _read(line) if line else None
+        if isinstance(entry, Mark) and entry.number not in found:
+            found[entry.number] = entry
+        elif isinstance(entry, _Removal):
+            removed.add(entry.removes)
+        elif line:
+            damaged += 1
+    left = (mark for number, mark in found.items() if number not in removed)
+    marks = sorted(left, key=lambda it: (it.at_ms, it.number))
+    return Marks(marks=tuple(marks), damaged=damaged), max([0, *found, *removed])
 
 
 def _read(line: bytes) -> Mark | _Removal | None:

@@ -98,12 +98,11 @@ def prune(
     now_s: float,
     dry_run: bool = False,
     may_go: Callable[[LogInfo], bool] = lambda _: True,
-    on_removed: Callable[[Removal], None] = lambda _: None,
 ) -> Pruned:
     """Remove logs beyond `retention`, or with `dry_run` only report them.
 
-    `now_s` is Unix time; `may_go` is asked about each log that is due, and may block; `on_removed`
-    gets each removed log. May raise `OSError`.
+    `now_s` is Unix time; `may_go` is asked about each log that is due, and may block. May
+    raise `OSError`.
     """
     logs = sorted(store.logs(), key=lambda info: (info.modified_ns, info.recording_id))
     removed: list[Removal] = []
@@ -114,7 +113,9 @@ def prune(
         if cause is None:
             break  # all later ones are younger
         try:
-            if _is_in_use(info, now_s) or not may_go(info):
+            # A log that is or may be being written; a future time counts as equally old.
+            is_used = abs(now_s - info.modified_s) < FRESH_S or info.is_held()
+            if is_used or not may_go(info):
                 held += 1
                 continue
             if not dry_run:
@@ -126,7 +127,6 @@ def prune(
             continue
         left_bytes -= info.file_bytes
         removed.append(Removal(info=info, cause=cause))
-        on_removed(removed[-1])
     return Pruned(
         removed=tuple(removed),
         failed=tuple(failed),
@@ -143,8 +143,3 @@ def _cause(info: LogInfo, retention: Retention, now_s: float, left_bytes: int) -
     if retention.bytes_max is not None and left_bytes > retention.bytes_max:
         return "size"
     return None
-
-
-def _is_in_use(info: LogInfo, now_s: float) -> bool:
-    """Whether a log is or may be being written. A future time counts as equally old."""
-    return abs(now_s - info.modified_s) < FRESH_S or info.is_held()

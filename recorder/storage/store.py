@@ -183,8 +183,11 @@ class Store:
         try:
             with os.scandir(self.directory) as entries:
                 for entry in entries:
-                    info = _look_at(entry)
-                    if info is not None:
+                    name, info = recording_id_in(entry.name), None
+                    with suppress(OSError):  # gone meanwhile
+                        status = entry.stat(follow_symlinks=False)
+                        info = name and local_log(name, Path(entry.path), status)
+                    if info:
                         yield info
         except FileNotFoundError:
             return
@@ -199,16 +202,6 @@ def recording_id_in(name: str) -> str | None:
     """Return the recording id in a log's file name; None for other files."""
     recording_id = name.removesuffix(SUFFIX)
     return recording_id if name != recording_id and is_recording_id(recording_id) else None
-
-
-def _look_at(entry: os.DirEntry[str]) -> LocalLog | None:
-    recording_id = recording_id_in(entry.name)
-    if recording_id is None:
-        return None
-    try:
-        return local_log(recording_id, Path(entry.path), entry.stat(follow_symlinks=False))
-    except OSError:  # gone meanwhile
-        return None
 
 
 def local_log(recording_id: str, path: Path, status: os.stat_result) -> LocalLog | None:

@@ -9,7 +9,7 @@ types are checked; content beyond `ENDS_COST_MAX` at either end counts as damage
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import attrs
 
@@ -102,8 +102,10 @@ def summarize(info: LogInfo) -> Summary:
         head, _ = find_head(_Start(source), _ends_expansion(), tries_max=TRIES_MAX)
         known = _with_head(known, head.fields)
         ends = _ends_expansion()
-        fin = _fin(source, ends)
-        return _with_tail(known, source, ends) if fin is None else _with_fin(known, fin)
+        last = next(_last_blocks(source, FIN_BYTES, ends), None)
+        if last is not None and last[0].kind == "fin":  # the only record of its block
+            return _with_fin(known, last[0])
+        return _with_tail(known, source, ends)
     except RecorderError:
         return known
     finally:
@@ -163,13 +165,13 @@ def _with_head(known: Summary, fields: Fields) -> Summary:
     found = fields.get("config")
     config: Fields = found if isinstance(found, dict) else {}
     began_ms = _count(fields.get("wall_ms"))
+    named: dict[str, Any] = {name: _text(config.get(name)) for name in ("mode", "model")}
     return attrs.evolve(
         known,
         began_ms=began_ms if began_ms is not None and began_ms <= WALL_MS_MAX else None,
         session_id=session_id_in(fields),
-        mode=_text(config.get("mode")),
         owner=_text(config.get("owner")) or "",
-        model=_text(config.get("model")),
+        **named,
     )
 
 
@@ -193,13 +195,6 @@ def _count(value: Value) -> int | None:
 # -- the tail -----------------------------------------------------------------------------------
 
 
-def _fin(source: Source, expansion: Expansion) -> Record | None:
-    """Find `fin`, the only record of the last block."""
-    for records in _last_blocks(source, FIN_BYTES, expansion):
-        return records[0] if records[0].kind == "fin" else None
-    return None
-
-
 def _last_blocks(source: Source, window_bytes: int, expansion: Expansion) -> Iterator[list[Record]]:
     """Yield the records of blocks in a log's last bytes, last block first; blobs unresolved."""
     end = end_of_blocks(source)
@@ -220,16 +215,10 @@ def _last_blocks(source: Source, window_bytes: int, expansion: Expansion) -> Ite
 
 def _with_fin(known: Summary, fin: Record) -> Summary:
     fields = fin.fields
-    return attrs.evolve(
-        known,
-        state="finished",
-        duration_ms=fin.at_ns // _NS_PER_MS,
-        dialect=_text(fields.get("dialect")),
-        reason=_text(fields.get("reason")),
-        units=_count(fields.get("units")),
-        turns=_count(fields.get("turns")),
-        chunks=_count(fields.get("chunks")),
-    )
+    found: dict[str, Any] = {name: _text(fields.get(name)) for name in ("dialect", "reason")}
+    found |= {name: _count(fields.get(name)) for name in ("units", "turns", "chunks")}
+    duration_ms = fin.at_ns // _NS_PER_MS
+    return attrs.evolve(known, state="finished", duration_ms=duration_ms, **found)
 
 
 def _with_tail(known: Summary, source: Source, expansion: Expansion) -> Summary:

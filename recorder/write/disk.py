@@ -20,17 +20,6 @@ from typing import Final
 # -- the lock --------------------------------------------------------------------------------------
 
 
-def hold(descriptor: int) -> None:
-    """Lock a newly created file until it is closed."""
-    with suppress(OSError):  # no locks here: `is_held` cannot tell then, and retention looks at age
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-
-
-def take(descriptor: int) -> None:
-    """Lock a file whose writer is gone; `BlockingIOError` if another process holds it."""
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
 def is_held(path: Path) -> bool:
     """Whether any process is writing the log; `OSError` if it cannot be read or is a link."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -66,7 +55,8 @@ class Disk:
         """Create a file that must not exist yet, and hold its lock; return its descriptor."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(path, flags, FILE_MODE)
-        hold(descriptor)
+        with suppress(OSError):  # without locks `is_held` cannot tell, and retention looks at age
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         return descriptor
 
     def reopen(self, path: Path) -> int:
@@ -74,7 +64,7 @@ class Disk:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(path, flags)
         try:
-            take(descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException:
             os.close(descriptor)
             raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from pathlib import Path
 from typing import Final
@@ -68,16 +68,17 @@ class LogFile:
 
     def create(self) -> None:
         """Create the file; `OSError` if it exists."""
-        self._descriptor = self._disk.create(self.path)
-        self._is_created = True
-        self._number = self._directories.add(self.path)
+        self._open(self._disk.create)
 
     def reopen(self) -> None:
         """Open a log that lost its writer, and hold its lock.
 
         `BlockingIOError`: it has a writer; `OSError`: it cannot be opened.
         """
-        self._descriptor = self._disk.reopen(self.path)
+        self._open(self._disk.reopen)
+
+    def _open(self, opener: Callable[[Path], int]) -> None:
+        self._descriptor = opener(self.path)
         self._is_created = True
         self._number = self._directories.add(self.path)
 

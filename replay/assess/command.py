@@ -374,15 +374,13 @@ def judge_suite(request: Request, files: reports.Reports, *, as_json: bool) -> N
     files.check([])
     suite, cases = suites.suite_in(folder), list[suites.Verdict]()
     if request.mode == "closed":
-        cases = suites.judged_closed(suite)
+        cases = suites.judged(suite)
     elif request.model is None:
         raise click.UsageError("--mode open needs --model")
     else:
         with TemporaryDirectory() as place:
             kept = attrs.evolve(request, out=request.out or Path(place))
-            cases = suites.judged_open(
-                suite, lambda logs: kept.run(str(request.model), logs).measured
-            )
+            cases = suites.judged(suite, lambda logs: kept.run(str(request.model), logs).measured)
     exit_code = 1 if any(it.failures for it in cases) else 0
     if all(it.skipped for it in cases):
         exit_code = 2
@@ -393,18 +391,19 @@ def judge_suite(request: Request, files: reports.Reports, *, as_json: bool) -> N
             {"mode": request.mode, "model": request.model, "cases": bodies, "exit_code": exit_code}
         )
     else:
-        commands.print_all(reports.console(), suites.lines_of_cases(cases))
+        commands.print_all(commands.lines_console(), suites.lines_of_cases(cases))
     sys.exit(exit_code)
 
 
 def _print(done: Evaluation, met: list[str], unknown: list[str], *, as_json: bool) -> NoReturn:
     for complaint in reports.complaints(done):
         click.echo(complaint, err=True)
-    exit_code = 1 if met else 2 if unknown or done.has_failures else 0
+    has_failures = done.count("measured") + done.count("skipped") < len(done.rows)
+    exit_code = 1 if met else 2 if unknown or has_failures else 0
     if as_json:
         commands.print_json({**done.to_json(), "failed_conditions": met, "exit_code": exit_code})
     else:
-        terminal = reports.console()
+        terminal = commands.lines_console()
         commands.print_all(terminal, reports.lines_of(done, terminal))
         commands.print_all(terminal, map(HOLDS.format, met))
     for complaint in unknown:
@@ -416,5 +415,5 @@ def _define(*, as_json: bool) -> NoReturn:
     if as_json:
         commands.print_json(reports.definitions_json())
     else:
-        commands.print_all(reports.console(), reports.definition_lines())
+        commands.print_all(commands.lines_console(), reports.definition_lines())
     sys.exit(0)

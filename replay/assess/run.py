@@ -398,7 +398,7 @@ async def run_model(
                     run_forced if mode == "forced" else partial(run_open, loading.name, results)
                 )
                 slots = [OnSlot(backend, slot) for slot in range(loading.slots)]
-                done = await _Running(results, partial(run_one, watch=watch)).all(logs, slots)
+                done = await _run_each(results, partial(run_one, watch=watch), logs, slots)
         except OSError as error:
             raise UnusableError(f"{out or 'the temporary folder'}: {reason(error)}") from error
     where = results.folder if results.is_lasting else None
@@ -423,51 +423,47 @@ async def _loaded(
             await backend.aclose()
 
 
-class _Running:
-    """Runs recordings that are not done yet; equal logs are run once."""
+async def _run_each(
+    results: Results,
+    run_one: Callable[[Recording, Backend], Awaitable[Row]],
+    logs: Sequence[Path],
+    slots: Iterable[Backend],
+) -> list[Row]:
+    """Run logs that are not done yet, as many at once as there are slots; equal ones once."""
+    found = {log: _look(log) for log in logs}
+    unlike = {it.content: it for it in found.values() if isinstance(it, Recording)}
+    waiting, rows, errors = iter(unlike.values()), dict[str, Row](), list[Exception]()
 
-    def __init__(
-        self, results: Results, run_one: Callable[[Recording, Backend], Awaitable[Row]]
-    ) -> None:
-        self._results, self._run_one = results, run_one
-        self._rows: dict[str, Row] = {}
-        self._error: base.BackendGone | OSError | None = None
-
-    async def all(self, logs: Sequence[Path], slots: Iterable[Backend]) -> list[Row]:
-        """Run all logs, as many at once as there are slots."""
-        found = {log: _look(log) for log in logs}
-        unlike = {it.content: it for it in found.values() if isinstance(it, Recording)}
-        waiting = iter(unlike.values())
-        async with anyio.create_task_group() as group:
-            for backend in slots:
-                group.start_soon(self._work, waiting, backend)
-        if self._error is not None:
-            raise self._error
-        return [
-            it if isinstance(it, Row) else attrs.evolve(self._rows[it.content], log=str(log))
-            for log, it in found.items()
-        ]
-
-    async def _work(self, waiting: Iterator[Recording], backend: Backend) -> None:
+    async def work(backend: Backend) -> None:
         for recording in waiting:
-            if self._error is not None:
+            if errors:
                 return
-            row = self._results.load(recording.content, str(recording.log))
-            self._rows[recording.content] = row or await self._one(recording, backend)
+            row = results.load(recording.content, str(recording.log))
+            rows[recording.content] = row or await one(recording, backend)
 
-    async def _one(self, recording: Recording, backend: Backend) -> Row:
+    async def one(recording: Recording, backend: Backend) -> Row:
         try:
-            row = await self._run_one(recording, backend)
+            row = await run_one(recording, backend)
         except Exception as error:
             lost = error.__cause__ if isinstance(error, CannotForkError) else error
             if isinstance(lost, base.BackendGone):
-                self._error = lost
+                errors.append(lost)
             return _trouble(recording.log, error)
         try:
-            self._results.save(recording.content, row)
+            results.save(recording.content, row)
         except OSError as error:
-            self._error = error
+            errors.append(error)
         return row
+
+    async with anyio.create_task_group() as group:
+        for backend in slots:
+            group.start_soon(work, backend)
+    if errors:
+        raise errors[-1]
+    return [
+        it if isinstance(it, Row) else attrs.evolve(rows[it.content], log=str(log))
+        for log, it in found.items()
+    ]
 
 
 def _look(log: Path) -> Recording | Row:
@@ -513,7 +509,9 @@ def stretches(moments: Iterable[Moment]) -> Iterator[Stretch]:
     for moment in moments:
         match moment:
             case Sound(voice="model", pcm=pcm, response_id=response):
-                if spoken is not None and moment.begin - spoken.end < _gap_after(spoken, response):
+                is_same = spoken is not None and response == spoken.response_id != ""
+                gap_max = (PAUSE_MS if is_same else SPEECH_GAP_MS) * _PER_MS
+                if spoken is not None and moment.begin - spoken.end < gap_max:
                     spoken.pcm += bytes(max(0, moment.begin - spoken.end) * model.SAMPLE_BYTES)
                     spoken.pcm += pcm
                 else:
@@ -525,11 +523,6 @@ def stretches(moments: Iterable[Moment]) -> Iterator[Stretch]:
                 spoken.text += moment.text
     if spoken is not None:
         yield spoken
-
-
-def _gap_after(spoken: Stretch, response_id: str) -> int:
-    is_same = response_id != "" and response_id == spoken.response_id
-    return (PAUSE_MS if is_same else SPEECH_GAP_MS) * _PER_MS
 
 
 def words_of(text: str) -> list[str]:

@@ -44,6 +44,7 @@ import tomllib
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -144,10 +145,6 @@ class Suite:
 
     folder: Path
     cases: tuple[Case, ...]
-
-    def path(self, name: str) -> Path:
-        """Return a file of a case."""
-        return self.folder / name
 
 
 def read_suite(folder: Path) -> Suite:
@@ -254,15 +251,15 @@ class Observed:
         return takes_turn(model, words)
 
 
-def judged_closed(suite: Suite) -> list[Verdict]:
-    """Judge the cases as they were recorded."""
-    return [_judged(case, partial(_observe_case, suite, case)) for case in suite.cases]
+def judged(suite: Suite, run: Run | None = None) -> list[Verdict]:
+    """Judge the cases as they were recorded, or as a model answers them.
 
-
-def judged_open(suite: Suite, run: Run) -> list[Verdict]:
-    """Judge the cases as a model answers them, which `run` runs on logs, keeping what it made."""
+    `run` runs the model on logs, and keeps what it made.
+    """
+    if run is None:
+        return [_judged(case, partial(_observe_case, suite, case)) for case in suite.cases]
     recorded = [case for case in suite.cases if case.recording and not case.skipped]
-    logs = [suite.path(case.recording) for case in recorded]
+    logs = [suite.folder / case.recording for case in recorded]
     rows = dict(zip((case.name for case in recorded), run(logs), strict=True))
     return [_judged_made(case, rows.get(case.name)) for case in suite.cases]
 
@@ -334,16 +331,16 @@ def _s(ticks: int) -> str:
 
 def _observe_case(suite: Suite, case: Case) -> Observed:
     if case.recording:
-        return observe(suite.path(case.recording))
+        return observe(suite.folder / case.recording)
     if case.stereo:
-        user, model = channels_of(suite.path(case.stereo), 2)
+        user, model = channels_of(suite.folder / case.stereo, 2)
     else:
-        ((user,), (model,)) = (channels_of(suite.path(it), 1) for it in (case.user, case.model))
+        ((user,), (model,)) = (channels_of(suite.folder / it, 1) for it in (case.user, case.model))
     end = max(len(user), len(model)) * TICK_HZ // INPUT_RATE_HZ
     talk = Conversation(user=_spoken(user), model=_spoken(model), end=end)
     if not case.transcript:
         return Observed(talk=talk)
-    words, spoken = read_transcript(suite.path(case.transcript))
+    words, spoken = read_transcript(suite.folder / case.transcript)
     return Observed(talk=talk, words=words, spoken=spoken)
 
 
@@ -427,17 +424,14 @@ def lines_of_cases(cases: Sequence[Verdict]) -> Iterator[str]:
 
 def junit_of_cases(suite: Suite, cases: Iterable[Verdict]) -> bytes:
     """Write the cases as tests."""
-    cases, tests = [*cases], list[ET.Element]()
-    name = printable(suite.folder.name)
+    tests, name = list[ET.Element](), printable(suite.folder.name)
     for case in cases:
         tests.append(ET.Element("testcase", {"classname": name, "name": printable(case.name)}))
         if case.skipped:
             ET.SubElement(tests[-1], "skipped", {"message": printable(case.skipped)})
         for failure in case.failures:
             ET.SubElement(tests[-1], "failure", {"message": printable(failure)})
-    failed, skipped = sum(bool(it.failures) for it in cases), sum(bool(it.skipped) for it in cases)
-    counts = {"tests": str(len(cases)), "failures": str(failed), "skipped": str(skipped)}
-    return junit_xml(name, counts, tests)
+    return junit_xml(name, tests, ("failure", "skipped"))
 
 
 # -- making a suite --------------------------------------------------------------------------------
@@ -454,7 +448,6 @@ def write_suite(logs: Iterable[Path], folder: Path) -> tuple[int, list[str]]:
 
     `UnusableError`: the folder cannot be written, or is there.
     """
-    make_folder(folder)
     cases: dict[str, str] = {}
 
     def write(log: Path) -> None:
@@ -467,23 +460,27 @@ def write_suite(logs: Iterable[Path], folder: Path) -> tuple[int, list[str]]:
         _write(folder / log.name, log.read_bytes(), like=log)
         cases[log.name] = "\n".join(_case(log.name, found, expected))
 
-    left_out = _write_each(logs, write)
-    if not cases:
-        folder.rmdir()
-        return 0, left_out
-    _write(folder / MANIFEST, ("\n\n".join(cases.values()) + "\n").encode())
-    return len(cases), left_out
+    made, left_out = _write_each(logs, folder, write)
+    if made:
+        _write(folder / MANIFEST, ("\n\n".join(cases.values()) + "\n").encode())
+    return made, left_out
 
 
-def _write_each(logs: Iterable[Path], write: Callable[[Path], None]) -> list[str]:
-    """Write something of each log; return why that was not possible."""
-    left_out = list[str]()
+def _write_each(
+    logs: Iterable[Path], folder: Path, write: Callable[[Path], None]
+) -> tuple[int, list[str]]:
+    """Write something of each log into a new folder; return of how many, and why not of others."""
+    make_folder(folder)
+    made, left_out = 0, list[str]()
     for log in logs:
         try:
             write(log)
+            made += 1
         except (OSError, RecorderError, ValueError) as error:
             left_out.append(f"{printable(str(log))}: {reason(error)}")
-    return left_out
+    if not made:
+        folder.rmdir()
+    return made, left_out
 
 
 def _write(target: Path, data: bytes, like: Path | None = None) -> None:
@@ -557,25 +554,25 @@ def suite_in(folder: Path) -> Suite:
 
 def read_cases(folder: Path) -> tuple[Case, ...]:
     """Read a folder in the layout, of one task or of all; empty if it is in another."""
-    names = {INPUT: _case_of, "A.wav": _case_of_v2}
-    found = sorted(it for name in names for it in folder.glob(f"**/{name}"))
+    found = sorted(it for name in (INPUT, "A.wav") for it in folder.glob(f"**/{name}"))
     if len(found) > CASES_MAX:
         raise UnusableError(f"{folder}: {len(found)} cases: at most {CASES_MAX}")
-    return tuple(names[it.name](folder, it.parent) for it in found)
+    return tuple(_case_of(folder, it.parent, is_v2=it.name != INPUT) for it in found)
 
 
-def _case_of(folder: Path, sample: Path) -> Case:
-    name = str(sample.relative_to(folder))
+def _case_of(folder: Path, sample: Path, *, is_v2: bool) -> Case:
+    def path(name: str) -> str:
+        return (sample / name).relative_to(folder).as_posix()
+
+    user, model = map(path, ("A.wav", "B.wav") if is_v2 else (INPUT, OUTPUT))
+    case = Case(name=str(sample.relative_to(folder)), user=user, model=model)
+    if is_v2:
+        return attrs.evolve(case, skipped=_JUDGED)
     if not (sample / OUTPUT).is_file():
-        return _skipped(name, sample, folder, f"no {OUTPUT}: no model has answered it yet")
-    transcript = _path(folder, sample / TRANSCRIPT) if (sample / TRANSCRIPT).is_file() else ""
+        return attrs.evolve(case, skipped=f"no {OUTPUT}: no model has answered it yet")
     files = _TAKES_TURN.keys() & {it.name for it in sample.iterdir()}
-    case = Case(
-        name=name,
-        user=_path(folder, sample / INPUT),
-        model=_path(folder, sample / OUTPUT),
-        transcript=transcript,
-    )
+    if (sample / TRANSCRIPT).is_file():
+        case = attrs.evolve(case, transcript=path(TRANSCRIPT))
     if files:
         task = min(files)
         after = _end_of(sample / task) if task == "interrupt.json" else None
@@ -588,34 +585,16 @@ def _case_of(folder: Path, sample: Path) -> Case:
     return attrs.evolve(case, skipped=f"{task}: no task of the benchmark")
 
 
-def _case_of_v2(folder: Path, sample: Path) -> Case:
-    return _skipped(str(sample.relative_to(folder)), sample, folder, _JUDGED, "A.wav", "B.wav")
-
-
-def _skipped(name: str, sample: Path, folder: Path, why: str, *files: str) -> Case:
-    user, model = (_path(folder, sample / it) for it in files or (INPUT, OUTPUT))
-    return Case(name=name, user=user, model=model, skipped=why)
-
-
-def _path(folder: Path, path: Path) -> str:
-    return path.relative_to(folder).as_posix()
-
-
 def _end_of(path: Path) -> float:
     """Read where an interruption ends, in seconds."""
-    body = read_json(path)
+    try:
+        body = json.loads(_bounded(path, FILE_BYTES_MAX))
+    except (ValueError, RecursionError) as error:
+        raise UnusableError(f"{path}: no JSON") from error
     try:
         return float(body[0]["timestamp"][1])
     except (LookupError, TypeError, ValueError) as error:
         raise UnusableError(f"{path}: $[0].timestamp: not two numbers") from error
-
-
-def read_json(path: Path) -> Any:
-    """Read a small file; `UnusableError`."""
-    try:
-        return json.loads(_bounded(path, FILE_BYTES_MAX))
-    except (ValueError, RecursionError) as error:
-        raise UnusableError(f"{path}: no JSON") from error
 
 
 # -- writing it ------------------------------------------------------------------------------------
@@ -628,20 +607,15 @@ def write_bench(logs: Iterable[Path], folder: Path) -> tuple[int, list[str]]:
 
     `UnusableError`: the folder cannot be written, or is there.
     """
-    make_folder(folder)
-    samples = list[Path]()
+    numbers = count(1)
 
     def write(log: Path) -> None:
-        files = _files_of(log)
-        samples.append(folder / str(len(samples) + 1))
-        samples[-1].mkdir()
+        files, sample = _files_of(log), folder / str(next(numbers))
+        sample.mkdir()
         for name, data in files.items():
-            _write(samples[-1] / name, data, like=log)
+            _write(sample / name, data, like=log)
 
-    left_out = _write_each(logs, write)
-    if not samples:
-        folder.rmdir()
-    return len(samples), left_out
+    return _write_each(logs, folder, write)
 
 
 def _files_of(log: Path) -> dict[str, bytes]:

@@ -12,7 +12,6 @@ import math
 import operator
 import re
 from collections.abc import Callable, Container, Iterable, Mapping
-from types import MappingProxyType
 from typing import Final
 
 import attrs
@@ -22,12 +21,10 @@ STATISTICS: Final = ("value", "median", "p90", "worst", "count", "recordings")
 """The statistics of a summary that a figure can name."""
 PAIRED: Final = ("difference", "low", "high", "p", "baseline")
 """Those of a comparison, which it can name after a dot."""
-COMPARISONS: Final[Mapping[str, Callable[[float, float], bool]]] = MappingProxyType(
-    {
-        **{"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge},
-        **{"==": operator.eq, "!=": operator.ne},
-    }
-)
+COMPARISONS: Final[Mapping[str, Callable[[float, float], bool]]] = {
+    **{"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge},
+    **{"==": operator.eq, "!=": operator.ne},
+}
 TEXT_CHARS_MAX: Final = 200
 """The longest measure, comparison and number take a third."""
 _FORM: Final = re.compile(r"\s*([^\s<>=!]+)\s*([<>=!]+)\s*(\S+)\s*", re.ASCII)
@@ -79,10 +76,6 @@ class Condition(Figure):
     comparison: str
     number: float
 
-    def is_met(self, found: Found) -> bool:
-        """Whether it holds; raises `UnknownValueError`."""
-        return COMPARISONS[self.comparison](self.value(found), self.number)
-
 
 def parse(text: str) -> Condition:
     """Read a condition; raises `ConditionError`."""
@@ -125,8 +118,9 @@ def judge(
     for condition in conditions:
         found = compared or {} if condition.is_of_a_comparison else summary
         try:
-            if condition.is_met(found):
-                met.append(f"{condition.text} (it is {condition.value(found):g})")
+            value = condition.value(found)
+            if COMPARISONS[condition.comparison](value, condition.number):
+                met.append(f"{condition.text} (it is {value:g})")
         except UnknownValueError as error:
             unknown.append(str(error.args[0]))
     return met, unknown

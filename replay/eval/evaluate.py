@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import zlib
 from array import array
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import fsum, isnan, nan
@@ -40,7 +41,7 @@ from recorder.read.reader import LogReader
 from recorder.read.scan import OpenSource
 from runtime.measures.measure import KINDS, SCALES, Measure, Ratio, Scores, Times, Total, Value
 
-from ..shared.commands import Watch, reason, size_of, unwatched, watched
+from ..shared.commands import Watch, reason, size_of, unwatched
 from ..shared.fields import below, typed
 from .scores import Facts, Lost, gather, score
 from .table import MEASURES
@@ -55,7 +56,7 @@ P90: Final = 90
 Json = dict[str, object]
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Statistics:
     """A measure over several recordings, in its unit.
 
@@ -112,16 +113,10 @@ class _Tally:
         elif kind == "ratio":
             value = self.part / self.whole
         assert self.worst is not None
-        is_share = self.measure.unit == "share"
-        return Statistics(
-            recordings=self.recordings,
-            count=self.whole if is_share else len(ordered),
-            value=scaled(self.measure, value),
-            median=scaled(self.measure, median_low(ordered)),
-            p90=scaled(self.measure, percentile(ordered, P90)),
-            worst=scaled(self.measure, self.worst),
-            worst_log=self.worst_log,
-        )
+        count = self.whole if self.measure.unit == "share" else len(ordered)
+        raw = (value, median_low(ordered), percentile(ordered, P90), self.worst)
+        value, median, p90, worst = (scaled(self.measure, it) for it in raw)
+        return Statistics(self.recordings, count, value, median, p90, worst, self.worst_log)
 
 
 class Summary:
@@ -250,15 +245,6 @@ def _value(name: str, raw: list[Any]) -> Value:
     raise ValueError(f"{name}: {raw!r}")
 
 
-@attrs.frozen(kw_only=True)
-class Opened:
-    """A recording, unpacked; the attributes are `Row`'s."""
-
-    scores: Scores
-    own: Mapping[str, Statistics]
-    body: Json
-
-
 def pack(log: str, scores: Scores, body: Json) -> bytes:
     """Pack a recording; `OverflowError`: a forged log has numbers that no server writes."""
     Summary.of(log, scores)
@@ -267,14 +253,13 @@ def pack(log: str, scores: Scores, body: Json) -> bytes:
 
 
 @lru_cache(maxsize=OPENED_MAX)
-def opened(packed: bytes) -> Opened:
-    """Unpack a recording; of nothing, nothing is known."""
+def opened(packed: bytes) -> tuple[Scores, Mapping[str, Statistics], Json]:
+    """Unpack a recording: a row's scores, own values and body; of nothing, nothing is known."""
     if not packed:
-        return Opened(scores={}, own={}, body={})
+        return {}, {}, {}
     log, raw, body = json.loads(zlib.decompress(packed))
     scores = scores_of(raw)
-    body = {**body, "measures": scores_json(scores)}
-    return Opened(scores=scores, own=Summary.of(log, scores), body=body)
+    return scores, Summary.of(log, scores), {**body, "measures": scores_json(scores)}
 
 
 class Values(Mapping[str, float]):
@@ -322,7 +307,7 @@ Own = Mapping[str, float]
 """What one session has of each measure, in its unit."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Paired:
     """A measure in sessions that have it in both evaluations, in its unit.
 
@@ -365,24 +350,17 @@ class Comparison:
 
 def compare(baseline: Baseline, owns: Mapping[str, Own]) -> Comparison:
     """Compare the own values of sessions, by log, with those of a baseline."""
-    pairs: dict[str, list[tuple[float, float]]] = {}
-    unpaired: dict[str, int] = {}
+    pairs, unpaired = defaultdict[str, list[tuple[float, float]]](list), Counter[str]()
     own: dict[str, Own] = {}
     for log in [log for log in owns if log in baseline.owns]:
         here, before = owns[log], baseline.owns[log]
-        apart = dict[str, float]()
-        for name in [name for name in MEASURES if name in here and name in before]:
-            pair = (here[name], before[name])
-            pairs.setdefault(name, []).append(pair)
-            apart[name] = round(pair[0] - pair[1], DIGITS) + 0.0
-        own[log] = Values(apart)
-        for name in here.keys() ^ before.keys():
-            unpaired[name] = unpaired.get(name, 0) + 1
-    paired = {
-        name: _paired(np.array(pairs[name]), unpaired.get(name, 0))
-        for name in MEASURES
-        if name in pairs
-    }
+        both = [name for name in MEASURES if name in here and name in before]
+        for name in both:
+            pairs[name].append((here[name], before[name]))
+        own[log] = Values({it: round(here[it] - before[it], DIGITS) + 0.0 for it in both})
+        unpaired.update(here.keys() ^ before.keys())
+    found = [name for name in MEASURES if name in pairs]
+    paired = {name: _paired(np.array(pairs[name]), unpaired[name]) for name in found}
     return Comparison(name=baseline.name, sessions=len(own), paired=paired, own=own)
 
 
@@ -408,16 +386,7 @@ def _paired(pairs: Numbers, unpaired: int) -> Paired:
         low, high, p = 0.0, 0.0, 1.0
     means = (float(each.mean()) for each in (own, before, apart))
     value, baseline, difference = (round(mean, DIGITS) + 0.0 for mean in means)
-    return Paired(
-        recordings=len(apart),
-        unpaired=unpaired,
-        value=value,
-        baseline=baseline,
-        difference=difference,
-        low=low,
-        high=high,
-        p=p,
-    )
+    return Paired(len(apart), unpaired, value, baseline, difference, low, high, p)
 
 
 def _interval(apart: Numbers) -> tuple[float, float]:
@@ -446,11 +415,8 @@ def chance(apart: Numbers) -> float:
 
 def _portions(count: int) -> Iterable[int]:
     """Part `DRAWS` draws of `count` numbers into portions that fit."""
-    most, left = max(1, NUMBERS_MAX // count), DRAWS
-    while left:
-        rows = min(most, left)
-        yield rows
-        left -= rows
+    most = max(1, NUMBERS_MAX // count)
+    return (min(most, DRAWS - at) for at in range(0, DRAWS, most))
 
 
 # -- an evaluation ---------------------------------------------------------------------------------
@@ -482,12 +448,12 @@ class Row:
     @property
     def scores(self) -> Scores:
         """What was measured."""
-        return opened(self.packed).scores
+        return opened(self.packed)[0]
 
     @property
     def own(self) -> Mapping[str, Statistics]:
         """Its own values of each measure, as if it were the only recording."""
-        return opened(self.packed).own
+        return opened(self.packed)[1]
 
     @property
     def values(self) -> Own:
@@ -497,7 +463,7 @@ class Row:
     @property
     def body(self) -> Json:
         """Its measures and what they are of, as plain values."""
-        return opened(self.packed).body
+        return opened(self.packed)[2]
 
     @property
     def measures(self) -> Mapping[str, Json]:
@@ -542,11 +508,6 @@ class Evaluation:
     def count(self, result: Result) -> int:
         """Count the logs with a result."""
         return sum(row.result == result for row in self.rows)
-
-    @property
-    def has_failures(self) -> bool:
-        """Whether a log is damaged or could not be read, or a model failed on it."""
-        return self.count("measured") + self.count("skipped") < len(self.rows)
 
     @property
     def duration_ns(self) -> int:
@@ -618,7 +579,7 @@ def measure_log(
     try:
         with LogReader(log) as reader:
             head = reader.head.fields
-            facts = gather(head, watched(reader, watch))
+            facts = gather(head, reader.watched(watch))
         row = row_of(name, {**score(facts), **also}, _body(head, facts))
     except (OSError, RecorderError) as error:
         return Row(log=name, result="unreadable", error=reason(error))
@@ -657,10 +618,15 @@ def _worst_first(rows: Iterable[Row], by: str | None, compared: Comparison | Non
     """Sort by a measure, or its difference, logs without it last; equal ones keep their order."""
     if by is None:
         return [*rows]
+    worst = worst_values(rows := [*rows], by, compared)
+    return sorted(rows, key=lambda row: worst_key(by, worst.get(row.log)))
+
+
+def worst_values(rows: Iterable[Row], by: str, compared: Comparison | None) -> Own:
+    """Return the worst value of a measure in each log that has it, or its difference."""
     if compared is not None:
-        own = compared.own
-        return sorted(rows, key=lambda row: worst_key(by, own.get(row.log, {}).get(by)))
-    return sorted(rows, key=lambda row: worst_key(by, row.own[by].worst if by in row.own else None))
+        return {log: found[by] for log, found in compared.own.items() if by in found}
+    return {row.log: row.own[by].worst for row in rows if by in row.own}
 
 
 def worst_key(measure: str, value: float | None) -> tuple[bool, float]:

@@ -17,10 +17,9 @@ from __future__ import annotations
 import os
 import shlex
 import xml.etree.ElementTree as ET
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from itertools import compress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -28,19 +27,17 @@ from urllib.parse import quote
 
 import attrs
 from rich.console import Console, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from protocol.values.limits import NS_PER_MS, NS_PER_S
 from recorder.format.format import SUFFIX
 from recorder.write.files import PART_PREFIX, check_new_file, new_file
 from runtime.measures.measure import Measure
 
-from ..shared.commands import refuse_log_as_output, table, unwritable
+from ..shared.commands import fitted, refuse_log_as_output, table, unwritable
 from ..shared.page import escaped, head_of, policy_of, printable, style_with
 from ..shared.recordings import page_next_to, show_span
 from .condition import Condition, judge, show_number
-from .evaluate import Evaluation, Json, Paired, Result, Row, Statistics, verdict_of
+from .evaluate import Evaluation, Json, Paired, Result, Row, Statistics, verdict_of, worst_values
 from .table import MEASURES, OWN_VOICE, SETTINGS
 
 # -- names of logs ---------------------------------------------------------------------------------
@@ -92,8 +89,6 @@ WORST_MAX: Final = 10
 """Recordings listed below the table; JSON has all."""
 CHANGED_MAX: Final = 20
 """Units listed that came out otherwise."""
-LINE_CHARS: Final = 240
-"""Outside a terminal a row is one line, for `grep`."""
 TROUBLE: Final[tuple[Result, ...]] = ("skipped", "failed", "damaged", "unreadable")
 PAIRED_COLUMNS: Final = (
     *("measure", "unit", "baseline", "value", "difference", "low", "high", "p", "pairs"),
@@ -101,12 +96,6 @@ PAIRED_COLUMNS: Final = (
 )
 _BETTER: Final = {"lower": "lower is better", "higher": "higher is better", "": "describes"}
 _COLUMNS: Final = ("measure", "unit", "value", "median", "p90", "worst", "count", "worst in")
-
-
-def console() -> Console:
-    """Return where results are printed: a terminal, or lines that are not folded."""
-    terminal = Console()
-    return terminal if terminal.is_terminal else Console(width=LINE_CHARS)
 
 
 def lines_of(done: Evaluation, terminal: Console) -> Iterator[RenderableType]:
@@ -169,22 +158,11 @@ def _fitted(
     terminal: Console,
     columns: Sequence[str],
     rows: Iterable[Sequence[str]],
-    dispensable: Collection[str],
-) -> Table:
-    """Make a table, without some columns if the terminal has no room for all."""
-    rows = [*rows]
-    unbounded = terminal.options.update(max_width=LINE_CHARS)
-    for left_out in ((), dispensable):
-        shown = [name not in left_out for name in columns]
-        made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for name in compress(columns, shown):
-            is_text = name in ("measure", "unit", "worst in", "")
-            made.add_column(name, justify="left" if is_text else "right", no_wrap=True)
-        for row in rows:
-            made.add_row(*map(Text, compress(row, shown)))
-        if terminal.measure(made, options=unbounded).maximum <= terminal.width:
-            break
-    return made
+    dispensable: Sequence[str],
+) -> RenderableType:
+    texts = ("measure", "unit", "worst in", "")
+    how = {name: {"justify": "left" if name in texts else "right"} for name in columns}
+    return fitted(terminal, how, rows, [dispensable])[0]
 
 
 def _cells(measure: Measure, found: Statistics) -> tuple[str, ...]:
@@ -211,15 +189,12 @@ def _short(log: str) -> str:
 
 
 def _worst(done: Evaluation, by: str) -> Iterator[str]:
-    compared = done.comparison
-    own = {row.log: row.own[by].worst for row in done.rows if by in row.own}
-    if compared is not None:
-        own = {log: found[by] for log, found in compared.own.items() if by in found}
+    own = worst_values(done.rows, by, done.comparison)
     rows = [row for row in done.rows if row.log in own][:WORST_MAX]
     if not rows:
         yield f"no recording has {by}{': give a --transcriber' if by == OWN_VOICE else ''}"
         return
-    what = f"the difference of {by}" if compared is not None else by
+    what = f"the difference of {by}" if done.comparison is not None else by
     yield f"worst first, by {what} ({MEASURES[by].unit}):"
     yield from (f"  {own[row.log]:10.3f}  {printable(row.log)}" for row in rows)
     more = len(own) - len(rows)
@@ -273,25 +248,27 @@ def junit_of(
         notes: lines on the whole folder.
     """
     judged = [it for it in conditions if it.is_of_recordings]
-    cases = [
-        _case(row, names[row.log], judged) for row in sorted(done.rows, key=lambda row: row.log)
-    ]
-    skipped = sum(case.find("skipped") is not None for case in cases)
-    counts = {
-        "tests": str(len(cases)),
-        "failures": str(sum(case.find("failure") is not None for case in cases)),
-        "errors": str(sum(case.find("error") is not None for case in cases)),
-        **({"skipped": str(skipped)} if skipped else {}),
-        "time": _seconds(sum(row.duration_ns for row in done.rows)),
-    }
-    return junit_xml(SUITE, counts, cases, notes)
+    rows = sorted(done.rows, key=lambda row: row.log)
+    cases = [_case(row, names[row.log], judged) for row in rows]
+    tags = ["failure", "error"] + ["skipped"] * any(row.result == "skipped" for row in rows)
+    time = {"time": _seconds(sum(row.duration_ns for row in rows))}
+    return junit_xml(SUITE, cases, tags, time, notes)
 
 
 def junit_xml(
-    name: str, counts: Mapping[str, str], cases: Iterable[ET.Element], notes: Sequence[str] = ()
+    name: str,
+    cases: Sequence[ET.Element],
+    tags: Iterable[str],
+    more: Mapping[str, str] = MappingProxyType({}),
+    notes: Sequence[str] = (),
 ) -> bytes:
-    """Write test cases as one suite; `notes` are its output."""
-    suites = ET.Element("testsuites", dict(counts))
+    """Write test cases as one suite, counting those with each tag; `notes` are its output."""
+    counts = {"tests": str(len(cases))}
+    for tag in tags:
+        plural = tag if tag == "skipped" else f"{tag}s"
+        counts[plural] = str(sum(case.find(tag) is not None for case in cases))
+    counts |= more
+    suites = ET.Element("testsuites", counts)
     suite = ET.SubElement(suites, "testsuite", {"name": name, **counts})
     suite.extend(cases)
     if notes:
@@ -302,17 +279,11 @@ def junit_xml(
 
 
 def _case(row: Row, name: Name, conditions: Iterable[Condition]) -> ET.Element:
-    about = {
-        "classname": name.folder or SUITE,
-        "name": name.path,
-        "time": _seconds(row.duration_ns),
-    }
-    case = ET.Element("testcase", about)
-    if row.result == "skipped":
-        _finding(case, "skipped", row.result, printable(row.error))
-        return case
-    if row.error:
-        _finding(case, "error", row.result, printable(row.error))
+    about = {"classname": name.folder or SUITE, "name": name.path}
+    case = ET.Element("testcase", {**about, "time": _seconds(row.duration_ns)})
+    if row.error or row.result == "skipped":
+        tag = "skipped" if row.result == "skipped" else "error"
+        _finding(case, tag, row.result, printable(row.error))
         return case
     for condition in conditions:
         met, _ = judge([condition], row.own)
@@ -342,12 +313,9 @@ def _seconds(span_ns: int) -> str:
 RECORDINGS_MAX: Final = 1_000
 """A page of so many takes 3 MB; more are in the JSON."""
 COLUMNS: Final = ("measure", "value", "median", "p90", "worst", "count", "worst in")
-_TONES: Final[Mapping[Result, str]] = MappingProxyType(
-    {
-        **{"measured": "good", "skipped": "", "failed": "bad"},
-        **{"damaged": "bad", "unreadable": "bad"},
-    }
-)
+_TONES: Final[Mapping[Result, str]] = {
+    **{"measured": "good", "skipped": "", "failed": "bad", "damaged": "bad", "unreadable": "bad"}
+}
 
 
 def page_of(
@@ -410,14 +378,17 @@ def _html_table(heads: Iterable[str], lines: Iterable[str]) -> Iterator[str]:
 
 
 def _line(measure: Measure, found: Statistics, names: Names) -> str:
-    amounts = (found.value, found.median, found.p90, found.worst)
-    first, *cells = (show_number(each) for each in amounts)
-    numbers = "".join(f"<td>{cell}</td>" for cell in (*cells, str(found.count)))
     worst = escaped(names[found.worst_log].path) if found.has_worst(measure) else ""
+    cells = _cells(measure, found)[2:-1]
+    return _html_row(measure, cells, f'<td class="text">{worst}</td>')
+
+
+def _html_row(measure: Measure, cells: Sequence[str], last: str = "") -> str:
+    numbers = "".join(f"<td>{cell}</td>" for cell in cells[1:])
+    head = f'<abbr title="{_text(measure.definition)}">{_foldable(measure.name)}</abbr>'
     return (
-        f'<tr><th scope="row">{_abbreviation(measure)}</th>'
-        f"<td>{first} <small>{_text(measure.unit)}</small></td>{numbers}"
-        f'<td class="text">{worst}</td></tr>\n'
+        f'<tr><th scope="row">{head}</th>'
+        f"<td>{cells[0]} <small>{_text(measure.unit)}</small></td>{numbers}{last}</tr>\n"
     )
 
 
@@ -426,20 +397,9 @@ def _compared(done: Evaluation) -> Iterator[str]:
     if found is not None:
         yield f"<h2>Compared with {_text(found.name)}, {found.sessions} sessions in both</h2>\n"
         heads = (f"<th>{name}</th>" for name in PAIRED_COLUMNS if name != "unit")
-        yield from _html_table(heads, (_paired(*it) for it in found.paired.items()))
-
-
-def _paired(name: str, found: Paired) -> str:
-    _, unit, before, *cells = paired_cells(MEASURES[name], found)
-    numbers = "".join(f"<td>{cell}</td>" for cell in cells)
-    return (
-        f'<tr><th scope="row">{_abbreviation(MEASURES[name])}</th>'
-        f"<td>{before} <small>{_text(unit)}</small></td>{numbers}</tr>\n"
-    )
-
-
-def _abbreviation(measure: Measure) -> str:
-    return f'<abbr title="{_text(measure.definition)}">{_foldable(measure.name)}</abbr>'
+        pairs = ((MEASURES[name], paired) for name, paired in found.paired.items())
+        lines = (_html_row(it, paired_cells(it, paired)[2:]) for it, paired in pairs)
+        yield from _html_table(heads, lines)
 
 
 def _foldable(measure: str) -> str:
@@ -569,14 +529,13 @@ class Reports:
             notes: lines on conditions of all recordings together.
         """
         names = names_of(given, (Path(row.log) for row in done.rows))
-        if self.junit is not None:
-            self._write(self.junit, [junit_of(done, names, conditions, notes)])
+        self.write_junit(junit_of(done, names, conditions, notes))
         if self.html is not None:
             pieces = page_of(done, names, self.html, notes)
             self._write(self.html, (piece.encode() for piece in pieces))
 
     def write_junit(self, xml: bytes) -> None:
-        """Write other tests than recordings; raises `UnusableError`."""
+        """Write tests, if that was asked for; raises `UnusableError`."""
         if self.junit is not None:
             self._write(self.junit, [xml])
 

@@ -184,8 +184,8 @@ class Gathering:
             input_lead=talk.user.lead if is_talk else None,
             errors=len(story.errors),
             dropped_units=len(story.drops),
-            late_units=units.late if units.is_in_step else None,
-            answered_units=units.answered,
+            late_units=int(units.sum_of(c.UNITS_LATE)) if units.is_in_step else None,
+            answered_units=int(units.sum_of(c.UNIT_ANSWER_SECONDS, is_counted=True)),
             underruns=talk.model.underruns,
             near_ties=units.near_ties,
             decisions=units.decisions,
@@ -288,17 +288,8 @@ class _Units:
         if self._meter is not None:
             self._meter.saw(step.event, step.effects, session)
 
-    @property
-    def late(self) -> int:
-        """Units answered late."""
-        return int(self._sum(c.UNITS_LATE))
-
-    @property
-    def answered(self) -> int:
-        """Units answered."""
-        return int(self._sum(c.UNIT_ANSWER_SECONDS, is_counted=True))
-
-    def _sum(self, metric: c.Metric, *, is_counted: bool = False) -> float:
+    def sum_of(self, metric: c.Metric, *, is_counted: bool = False) -> float:
+        """Sum a metric over its labels; if it is counted, its cases."""
         if self._made is None:
             return 0
         found = (self._made.series(metric, *labels) for labels in metric.series)

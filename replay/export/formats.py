@@ -64,7 +64,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, BinaryIO, Final, Literal, get_args
 
 import attrs
@@ -75,15 +74,8 @@ import pybase64
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
+from protocol.values import model
 from protocol.values.limits import NS_PER_MS, NS_PER_S
-from protocol.values.model import (
-    INPUT_RATE_HZ,
-    OUTPUT_RATE_HZ,
-    SAMPLE_BYTES,
-    ToolCall,
-    Unit,
-    UnitResult,
-)
 from protocol.values.modes import OF_MODE
 from recorder.format.format import SUFFIX
 from recorder.format.records import Fields, Record
@@ -247,7 +239,7 @@ def write_cast(timeline: Timeline, file: BinaryIO) -> None:
         head["timestamp"] = wall_ms // 1000
     if isinstance(name, str):
         head["title"] = plain(name)
-    file.write(json.dumps(head).encode() + b"\n")
+    _dump(head, file)
     turn: tuple[str, str] | None = None
     has_pictures = False
     for moment in timeline:
@@ -274,7 +266,7 @@ def _stamped(at_ns: int, text: str) -> str:
 
 
 def _type(file: BinaryIO, at_ns: int, text: str) -> None:
-    file.write(json.dumps([round(at_ns / NS_PER_S, 6), "o", text]).encode() + b"\n")
+    _dump([round(at_ns / NS_PER_S, 6), "o", text], file)
 
 
 # -- JSON lines ------------------------------------------------------------------------------------
@@ -282,22 +274,19 @@ def _type(file: BinaryIO, at_ns: int, text: str) -> None:
 
 def write_jsonl(timeline: Timeline, file: BinaryIO) -> None:
     """Write the time line."""
-    for line in _lines(timeline):
-        file.write(json.dumps(line).encode() + b"\n")  # in ASCII: a log can hold lone surrogates
-
-
-def _lines(timeline: Timeline) -> Iterator[dict[str, Any]]:
     head, story = timeline.head, timeline.story
-    yield {
-        "kind": "session",
-        "recording_id": typed(head, "recording_id", str),
-        "model": model_of(head),
-        "mode": typed(below(head, "config"), "mode", str),
-        "wall_ms": typed(head, "wall_ms", int),
-    }
-    yield from map(_line, timeline)
+    first = {"kind": "session", "recording_id": typed(head, "recording_id", str)}
+    first |= {"model": model_of(head), "mode": typed(below(head, "config"), "mode", str)}
+    _dump(first | {"wall_ms": typed(head, "wall_ms", int)}, file)
+    for moment in timeline:
+        _dump(_line(moment), file)
     end = {"finished": story.end.finished, "damage_count": story.damage_count}
-    yield {"kind": "end", "at_ms": _ms(timeline.duration_ns), **end}
+    _dump({"kind": "end", "at_ms": _ms(timeline.duration_ns), **end}, file)
+
+
+def _dump(body: object, file: BinaryIO) -> None:
+    """Write a line of JSON, in ASCII: a log can hold lone surrogates."""
+    file.write(json.dumps(body).encode() + b"\n")
 
 
 def _line(moment: Moment) -> dict[str, Any]:
@@ -420,7 +409,7 @@ def _message(moment: Moment, at_ns: int) -> tuple[str, dict[str, Any]]:
     time = {"timestamp": {"sec": seconds, "nsec": ns}}
     match moment:
         case Sound(voice=voice, pcm=pcm):
-            samples = np.frombuffer(pcm, "<f4", count=len(pcm) // SAMPLE_BYTES)
+            samples = np.frombuffer(pcm, "<f4", count=len(pcm) // model.SAMPLE_BYTES)
             sound = {
                 "data": pybase64.b64encode_as_string(to_pcm16(samples).astype("<i2").tobytes()),
                 "format": "pcm-s16",
@@ -459,7 +448,7 @@ def write_chat(timeline: Timeline, file: BinaryIO) -> None:
         if not isinstance(moment, Words):
             continue
         for part in moment.tools:
-            if isinstance(part, ToolCall):
+            if isinstance(part, model.ToolCall):
                 function = {"name": part.name, "arguments": part.arguments}
                 called = [{"id": part.id, "type": "function", "function": function}]
                 messages.append({"role": "assistant", "content": None, "tool_calls": called})
@@ -480,8 +469,7 @@ def write_chat(timeline: Timeline, file: BinaryIO) -> None:
             message["content"] = results.get(message["tool_call_id"], NO_RESULT)
     prompt, tools = _asked_of(timeline)
     system = [{"role": "system", "content": prompt}] if prompt else []
-    body = {"messages": system + messages, **({"tools": tools} if tools else {})}
-    file.write(json.dumps(body).encode() + b"\n")  # in ASCII: a log can hold lone surrogates
+    _dump({"messages": system + messages, **({"tools": tools} if tools else {})}, file)
 
 
 def _asked_of(timeline: Timeline) -> tuple[str, list[dict[str, Any]]]:
@@ -535,7 +523,7 @@ def write_dataset(timeline: Timeline, file: BinaryIO) -> None:
         raise NoDatasetError("no unit in it was answered, or its events cannot be run again")
 
 
-def _answered(timeline: Timeline) -> Iterator[tuple[int, Unit, UnitResult]]:
+def _answered(timeline: Timeline) -> Iterator[tuple[int, model.Unit, model.UnitResult]]:
     """Yield each unit that was answered and not undone: when it began, itself, its result."""
     at_ns, unit, result = 0, None, None
     for passage in timeline.passages():
@@ -554,17 +542,17 @@ def _answered(timeline: Timeline) -> Iterator[tuple[int, Unit, UnitResult]]:
 
 
 def _sample(
-    head: Fields, name: str, at_ns: int, unit: Unit, result: UnitResult
+    head: Fields, name: str, at_ns: int, unit: model.Unit, result: model.UnitResult
 ) -> Iterator[tuple[str, bytes]]:
     """Yield the files of a unit, each with its ending."""
     lost = removed_in(head)
     if USER not in lost:
-        yield "user.wav", _wav(unit.pcm, INPUT_RATE_HZ)
+        yield "user.wav", _wav(unit.pcm, model.INPUT_RATE_HZ)
     if PICTURES not in lost:
         for number, jpeg in enumerate(unit.frames):
             yield f"{number}.jpg", jpeg
     if VOICE not in lost and result.pcm and not result.is_listen:
-        yield "model.wav", _wav(result.pcm, OUTPUT_RATE_HZ)
+        yield "model.wav", _wav(result.pcm, model.OUTPUT_RATE_HZ)
     body: dict[str, object] = {
         "recording_id": name,
         "model": model_of(head),
@@ -586,8 +574,10 @@ def _sample(
 
 def _wav(pcm: bytes, rate_hz: int) -> bytes:
     """Put a header before float32 LE mono; a library's has the time in it."""
-    form = struct.pack("<HHIIHH", WAVE_FLOAT, 1, rate_hz, rate_hz * SAMPLE_BYTES, SAMPLE_BYTES, 32)
-    count = struct.pack("<I", len(pcm) // SAMPLE_BYTES)
+    form = struct.pack(
+        "<HHIIHH", WAVE_FLOAT, 1, rate_hz, rate_hz * model.SAMPLE_BYTES, model.SAMPLE_BYTES, 32
+    )
+    count = struct.pack("<I", len(pcm) // model.SAMPLE_BYTES)
     chunks = b"".join(
         name + struct.pack("<I", len(data)) + data
         for name, data in ((b"fmt ", form), (b"fact", count), (b"data", pcm))
@@ -600,21 +590,19 @@ def _wav(pcm: bytes, rate_hz: int) -> bytes:
 
 Format = Literal["wav", "srt", "vtt", "mp4", "jsonl", "chat", "mcap", "txt", "dataset"]
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)
-SUFFIXES: Final[Mapping[str, Format]] = MappingProxyType(
-    {**{f".{name}": name for name in FORMATS}, ".cast": "txt", ".tar": "dataset"}
-)
+SUFFIXES: Final[Mapping[str, Format]] = {
+    **{f".{name}": name for name in FORMATS},
+    **{".cast": "txt", ".tar": "dataset"},
+}
 """Formats by a file's ending."""
 STREAMS: Final[frozenset[Format]] = frozenset({"srt", "vtt", "jsonl", "chat", "txt"})
 """Formats written from start to end, which may go to stdout."""
 
-_WRITERS: Final[Mapping[Format, Callable[[Timeline, BinaryIO], None]]] = MappingProxyType(
-    {
-        **{"wav": sound.write_wav, "mp4": sound.write_mp4},
-        **{"srt": write_srt, "vtt": write_vtt, "txt": write_cast},
-        **{"jsonl": write_jsonl, "chat": write_chat, "mcap": write_mcap},
-        "dataset": write_dataset,
-    }
-)
+_WRITERS: Final[Mapping[Format, Callable[[Timeline, BinaryIO], None]]] = {
+    **{"wav": sound.write_wav, "mp4": sound.write_mp4, "srt": write_srt, "vtt": write_vtt},
+    **{"txt": write_cast, "jsonl": write_jsonl, "chat": write_chat, "mcap": write_mcap},
+    "dataset": write_dataset,
+}
 
 
 def export(
@@ -721,27 +709,21 @@ def export_command(
         if to_stdout and isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.ENOSPC):
             raise  # stdout is the command's, not a file
         raise commands.unwritable(error, target) from error
-    if not to_stdout:
-        _print(log, target, chosen, made, as_json=as_json)
-    if made.story.damage_count:
-        text = f"the log is damaged in {made.story.damage_count} places: there are gaps"
-        click.echo(text, err=True)
-
-
-def _print(log: Path, target: Path, to: Format, made: Timeline, *, as_json: bool) -> None:
-    finished = made.story.end.finished
-    if as_json:
-        body = {
-            "log": str(log),
-            "output": str(target),
-            "format": to,
-            "duration_ms": round(made.duration_ns / NS_PER_MS, 3),
-            "bytes": target.stat().st_size,
-            "finished": finished,
-            "damage_count": made.story.damage_count,
-        }
-        commands.print_json(body)
+    finished, damage_count = made.story.end.finished, made.story.damage_count
+    if damage_count:
+        click.echo(f"the log is damaged in {damage_count} places: there are gaps", err=True)
+    if to_stdout:
         return
+    size = target.stat().st_size
+    body = {
+        "log": str(log),
+        "output": str(target),
+        "format": chosen,
+        "duration_ms": _ms(made.duration_ns),
+        "bytes": size,
+        "finished": finished,
+        "damage_count": damage_count,
+    }
     open_end = "" if finished else ", no fin: still open, or its server was killed"
-    seconds, size = show_seconds(made.duration_ns), show_bytes(target.stat().st_size)
-    click.echo(f"{target}  {seconds}, {size}{open_end}")
+    line = f"{target}  {show_seconds(made.duration_ns)}, {show_bytes(size)}{open_end}"
+    commands.finish(body, [line], as_json=as_json)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -76,11 +77,6 @@ class Change:
     settings: Mapping[str, Setting] = NO_SETTINGS
     model: str | None = None
 
-    @property
-    def is_of_the_opening(self) -> bool:
-        """Whether a change takes effect only when the session opens."""
-        return self.seed is not None or bool(self.settings) or self.model is not None
-
 
 @attrs.frozen(kw_only=True)
 class Prefix:
@@ -107,7 +103,7 @@ def decisions_of(result: md.UnitResult) -> Decisions:
     return result.is_listen, result.decided_ids, result.codec_ids
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Forked:
     """A fork that was made, from its `unit` on.
 
@@ -257,10 +253,8 @@ def read_setting(text: str) -> tuple[str, Setting]:
         raise ForkRefusedError(
             f"--set {text}: write NAME=VALUE, with one of {known}{nearest(name, SETTING_NAMES)}"
         )
-    if name == "instructions":
-        return name, value
-    try:
+    with suppress(ValueError):
         read = json.loads(value)
-    except ValueError:
-        return name, value
-    return name, read if isinstance(read, bool | int | float | str) else value
+        if name != "instructions" and isinstance(read, bool | int | float | str):
+            return name, read
+    return name, value

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import anyio
 import attrs
@@ -110,7 +110,9 @@ async def make_fork(
     }
     await anyio.Path(folder).mkdir(parents=True, exist_ok=True)
     path = Store(folder).path(identity.recording_id)
-    with new_file(path, like=log) as part, LogReader(log) as reader, _recorder() as recorder:
+    # Without a thread or a clock, so that the same fork has the same bytes.
+    recording = Recorder(RecorderPolicy(durability="none"), clock=lambda: 0.0, inline=True)
+    with new_file(path, like=log) as part, LogReader(log) as reader, recording as recorder:
         logs: list[SessionLog] = []
 
         def open_log(on_failure: OnFailure) -> SessionLog:
@@ -126,22 +128,9 @@ async def make_fork(
         if not run.is_reached:
             raise changing.CannotForkError(f"the session ended before unit {change.at} began")
     note(times.decided, run.decided)
-    forked = changing.Forked(
-        recording_id=connected.recording_id,
-        parent=times.connected.recording_id,
-        parent_seq=times.begin_seq,
-        unit=change.at,
-        model=name,
-        units=session.counts["units"],
-        prefix=run.model.prefix,
-        ended_early=run.ended_early,
-    )
-    return path, forked
-
-
-def _recorder() -> Recorder:
-    """A recorder without a thread or a clock, so that the same fork has the same bytes."""
-    return Recorder(RecorderPolicy(durability="none"), clock=lambda: 0.0, inline=True)
+    of = (connected.recording_id, times.connected.recording_id, times.begin_seq, change.at, name)
+    units = session.counts["units"]
+    return path, changing.Forked(*of, units, run.model.prefix, run.ended_early)
 
 
 def _check(
@@ -153,14 +142,12 @@ def _check(
         raise changing.CannotForkError(f"the model {info.name!r} does not serve mode {mode}")
     found = mismatches(head, info)
     if found and change.model is None and not anyway:
-        lines = [
+        shown = "; ".join(
             f"{label(line.name)} was {label(line.recorded)}, here {label(line.here)}"
-            for line in found
-        ]
-        shown = "; ".join(lines[:MISMATCHES_SHOWN])
-        raise changing.CannotForkError(
-            f"the environment differs: {shown}; to fork all the same: --anyway"
+            for line in found[:MISMATCHES_SHOWN]
         )
+        text = f"the environment differs: {shown}; to fork all the same: --anyway"
+        raise changing.CannotForkError(text)
     return bool(found)
 
 
@@ -187,7 +174,8 @@ def _connected(
 def _config(
     head: Fields, change: changing.Change, info: BackendInfo, *, name: str, is_elsewhere: bool
 ) -> dict[str, Value]:
-    is_other = change.is_of_the_opening or is_elsewhere or held_units(head) > 0
+    of_the_opening = change.seed is not None or change.settings or change.model is not None
+    is_other = bool(of_the_opening) or is_elsewhere or held_units(head) > 0
     changes: dict[str, Value] = {IS_HELD: change.at > 0 and is_other}
     changes |= {"force_listen": True} if change.force_listen else {}
     changes |= {"seed": change.seed} if change.seed is not None else {}
@@ -212,7 +200,7 @@ def _config(
 @click.option("--at", required=True, type=click.IntRange(min=0), help="The unit, from 0.")
 @click.option("--force-listen", is_flag=True, help="Force that unit to listen, as if interrupted.")
 @click.option(
-    "--replace-audio",
+    *("--replace-audio", "sound"),
     metavar="FILE",
     type=click.Path(path_type=Path),
     help="Replace the user's sound from that unit on by this file, then by silence.",
@@ -237,15 +225,12 @@ def _config(
 def fork_command(
     *,
     log: Path,
-    at: int,
-    force_listen: bool,
-    replace_audio: Path | None,
-    seed: int | None,
+    sound: Path | None,
     settings: tuple[str, ...],
-    model: str | None,
     out: Path | None,
     anyway: bool,
     as_json: bool,
+    **how: Any,
 ) -> None:
     """Continue the session in LOG from a unit with a change: what would the model have said?
 
@@ -274,25 +259,13 @@ def fork_command(
          reach the recorded state
     """  # noqa: D301 - click takes a backspace to keep the lines
     try:
-        change = changing.Change(
-            at=at,
-            force_listen=force_listen,
-            pcm=None if replace_audio is None else read_wav(replace_audio),
-            seed=seed,
-            settings=dict(map(changing.read_setting, settings)),
-            model=model,
-        )
+        pcm = None if sound is None else read_wav(sound)
+        named = dict(map(changing.read_setting, settings))
+        change = changing.Change(pcm=pcm, settings=named, **how)
+        folder = out or next_to(log, log.name).parent
         with count("fork", quiet=as_json) as watch:
-            make = partial(
-                make_fork,
-                log,
-                change,
-                out or next_to(log, log.name).parent,
-                load=Loading.load,
-                anyway=anyway,
-            )
-            identity = SystemIdentities().draw()
-            path, forked = run(partial(make, identity=identity, watch=watch))
+            make = partial(make_fork, log, change, folder, load=Loading.load, anyway=anyway)
+            path, forked = run(partial(make, identity=SystemIdentities().draw(), watch=watch))
     except (changing.ForkRefusedError, AudioFileError) as error:
         raise UnusableError(str(error)) from error
     except changing.ForkError as error:

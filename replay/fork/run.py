@@ -32,7 +32,7 @@ The log is a server's journal, and names its parent. The parent's annotations ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import anyio
@@ -63,6 +63,11 @@ from . import change
 # -- the recording's times ------------------------------------------------------------------------
 
 
+_NOT_FORKED: Final[Mapping[str, str]] = {
+    "chat": "a chat cannot be forked: each turn carries its whole conversation",
+    "transcription": "a transcription cannot be forked: transcribe its sound again",
+}
+"""By mode: why not."""
 LAST_SEQ: Final = 1 << 63
 """For events that the recording does not have: they follow recorded events of equal time."""
 
@@ -94,7 +99,8 @@ class RecordedTimes:
 
     `items` are its records in order, and its damage; `at` is the unit of the fork, which began by
     the event `begin_seq`, and in the client's sound at `begin_sample`; `end_ns`: its last record;
-    `decided`: of each unit, what its model decided.
+    `decided`: of each unit, what its model decided; `fired`: when each timer fired, and the record,
+    by its generation and when it was due.
 
     Raises:
         LogDamaged: it is damaged.
@@ -109,7 +115,7 @@ class RecordedTimes:
         self._answers: dict[Call, Answer] = {}
         self._asked_ns: dict[Call, int] = {}
         self._timers: dict[int, int] = {}
-        self._fired: dict[tuple[int, int], tuple[int, int]] = {}
+        self.fired: dict[tuple[int, int], tuple[int, int]] = {}
         self.decided: dict[int, change.Decisions] = {}
         replayer = Replayer()
         for step in replayer.steps(items):
@@ -126,13 +132,8 @@ class RecordedTimes:
             raise change.CannotForkError("the recording has no session yet")
         self.end_ns, self.units = report.span_ns, report.units
         self._is_finished: Final = replayer.session.is_finished
-        if self.connected.mode == "chat":
-            raise change.ForkRefusedError(
-                "a chat cannot be forked: each turn carries its whole conversation"
-            )
-        if self.connected.mode == "transcription":
-            text = "a transcription cannot be forked: transcribe its sound again"
-            raise change.ForkRefusedError(text)
+        if self.connected.mode in _NOT_FORKED:
+            raise change.ForkRefusedError(_NOT_FORKED[self.connected.mode])
         if self.begin_seq < 0:
             there = f"units 0 to {report.units - 1}" if report.units else "no units"
             raise change.ForkRefusedError(f"there is no unit {at}: the recording has {there}")
@@ -153,10 +154,6 @@ class RecordedTimes:
         middle = usual[(len(usual) - 1) // 2]
         after_ns = max(middle.after_ns, not_before_ns)
         return attrs.evolve(middle, seq=LAST_SEQ, after_ns=after_ns, cut=None)
-
-    def firing(self, timer: ef.SetTimer) -> tuple[int, int]:
-        """Return the time at which a timer fires, and its record."""
-        return self._fired.get((timer.generation, timer.at_ns), (timer.at_ns, LAST_SEQ))
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -195,7 +192,7 @@ class RecordedTimes:
                 facts = {"event": event}
             case ev.TimerFired(at_ns=at_ns, generation=generation) if generation in self._timers:
                 due_ns = self._timers.pop(generation)
-                self._fired[generation, due_ns] = (at_ns, step.record.seq)
+                self.fired[generation, due_ns] = (at_ns, step.record.seq)
         call = numbered(answered(event), self._openings)
         asked_ns = None if call is None else self._asked_ns.get(call)
         if call is not None and asked_ns is not None and call not in self._answers:
@@ -267,9 +264,8 @@ class ForkedModel:
             with anyio.fail_after(CALL_S_MAX):
                 return await self._call(due.effect, answer, recorded)
         except TimeoutError as error:
-            raise change.CannotForkError(
-                f"the model hangs in {name}, {CALL_S_MAX} s by now"
-            ) from error
+            text = f"the model hangs in {name}, {CALL_S_MAX} s by now"
+            raise change.CannotForkError(text) from error
         except base.BackendGone as error:
             raise change.CannotForkError(f"the model is lost in {name}: {error}") from error
         except base.BackendError as error:
@@ -495,7 +491,8 @@ class ForkRun:
         self.model.note(effect)
         match effect:
             case ef.SetTimer(name=name):
-                at_ns, seq = self._times.firing(effect)
+                due = (effect.generation, effect.at_ns)
+                at_ns, seq = self._times.fired.get(due, (effect.at_ns, LAST_SEQ))
                 place = (max(at_ns, now_ns), seq)
                 self._due[name] = Due(place=place, effect=effect, answer=None)
             case ef.CancelTimer(name=name):

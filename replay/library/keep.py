@@ -11,17 +11,16 @@ None imports a model, and `verify` not even the session machine, so that it star
 from __future__ import annotations
 
 import shutil
-import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import click
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from recorder.format.errors import LogMisuse, RecorderError
 from recorder.format.format import recording_id_of
@@ -229,18 +228,16 @@ def _default_of(log: Path) -> Path:
 
 def _recover(log: Path, target: Path, watch: Watch, *, salvage: bool) -> Recovered:
     found = survey(log, salvage=salvage, watch=watch)
-    result = Recovered(
-        log=str(log),
-        result="sound",
-        records=found.records,
-        units=found.units,
-        damage=found.damage_count,
-        tail_bytes=found.tail_bytes,
-    )
+    about: dict[str, Any] = {
+        "records": found.records,
+        "units": found.units,
+        "tail_bytes": found.tail_bytes,
+    }
+    result = Recovered(log=str(log), result="sound", damage=found.damage_count, **about)
     if found.is_sound:
         return result
     with new_file(target) as part:
-        made = recover(log, part, found, watch=watch)
+        why = recover(log, part, found, watch=watch)
         own_as(part, log)  # root may recover it, and a server with a user of its own serves it
     Disk().sync_directory(target.parent)
     return attrs.evolve(
@@ -248,8 +245,8 @@ def _recover(log: Path, target: Path, watch: Watch, *, salvage: bool) -> Recover
         result="recovered",
         output=str(target),
         records_lost=found.records_lost,
-        reason=str(made.reason),
-        file_bytes=made.file_bytes,
+        reason=str(why),
+        file_bytes=target.stat().st_size,
     )
 
 
@@ -330,7 +327,11 @@ def compact_command(*, logs: tuple[Path, ...], output: Path | None, as_json: boo
         "saved_bytes": saved_bytes,
         "logs": [attrs.asdict(it) for it in done],
     }
-    lines = [_compaction_line(it) for it in done[:ROWS_MAX]] + _more(len(done))
+    lines = []
+    for it in done[:ROWS_MAX]:
+        sizes = f"  {show_bytes(it.before_bytes)} -> {show_bytes(it.after_bytes)}"
+        lines.append(f"{it.log}: {it.result}{sizes if it.result == 'compacted' else ''}")
+    lines += _more(len(done))
     share = saved_bytes / before_bytes if before_bytes else 0.0
     saved = f"{show_bytes(saved_bytes)} of {show_bytes(before_bytes)} saved ({share:.1%})"
     lines.append(f"{_counted(Counter(it.result for it in done))}; {saved}")
@@ -375,11 +376,6 @@ def _replace(log: Path, watch: Watch) -> Compacted | None:
         part.replace(log)
     Disk().sync_directory(log.parent)
     return made
-
-
-def _compaction_line(it: Compaction) -> str:
-    sizes = f"  {show_bytes(it.before_bytes)} -> {show_bytes(it.after_bytes)}"
-    return f"{it.log}: {it.result}{sizes if it.result == 'compacted' else ''}"
 
 
 # -- prune -----------------------------------------------------------------------------------------
@@ -436,13 +432,10 @@ def prune_command(
     with recordings.reading_place(place):
         retention = Retention(age_s_max=older_than, bytes_max=larger_than)
         done = prune(logs, retention, now_s=time.time(), dry_run=dry_run)
-    if as_json:
-        commands.print_json(_pruned_json(place, done, dry_run))
-    else:
-        _print_pruned(done, dry_run=dry_run)
     for failure in done.failed:
         click.echo(f"{failure.info.place}: {failure.reason}", err=True)
-    sys.exit(1 if done.failed else 0)
+    body, lines = _pruned_json(place, done, dry_run), _pruned_lines(done, dry_run)
+    commands.finish(body, lines, as_json=as_json, exit_code=int(bool(done.failed)))
 
 
 def _both(local: Logs, url: str) -> Logs:
@@ -458,12 +451,8 @@ def _both(local: Logs, url: str) -> Logs:
 
 def _pruned_json(place: str, done: Pruned, dry_run: bool) -> dict[str, object]:
     removed = [
-        {
-            "recording_id": it.info.recording_id,
-            "cause": it.cause,
-            "file_bytes": it.info.file_bytes,
-            "modified_ms": it.info.modified_ns // 1_000_000,
-        }
+        {"recording_id": it.info.recording_id, "cause": it.cause}
+        | {"file_bytes": it.info.file_bytes, "modified_ms": it.info.modified_ns // 1_000_000}
         for it in done.removed
     ]
     failed = [{"recording_id": it.info.recording_id, "reason": it.reason} for it in done.failed]
@@ -479,17 +468,15 @@ def _pruned_json(place: str, done: Pruned, dry_run: bool) -> dict[str, object]:
     }
 
 
-def _print_pruned(done: Pruned, *, dry_run: bool) -> None:
-    console = Console(highlight=False)
+def _pruned_lines(done: Pruned, dry_run: bool) -> Iterator[str]:
     for it in done.removed[:ROWS_MAX]:
         moment = recordings.show_moment(it.info.modified_ns // 1_000_000)
         size = show_bytes(it.info.file_bytes)
-        console.print(f"{it.info.recording_id}  {moment}  {size}  {it.cause}", soft_wrap=True)
-    for line in _more(len(done.removed)):
-        console.print(line)
+        yield f"{it.info.recording_id}  {moment}  {size}  {it.cause}"
+    yield from _more(len(done.removed))
     verb = "would remove" if dry_run else "removed"
     freed, kept = show_bytes(done.freed_bytes), show_bytes(done.kept_bytes)
-    console.print(f"{verb} {len(done.removed)} logs, {freed}; {done.kept_logs} left, {kept}")
+    yield f"{verb} {len(done.removed)} logs, {freed}; {done.kept_logs} left, {kept}"
     if done.held_logs:
         why = f"being written, or changed within the last {FRESH_S:g} s"
-        console.print(f"kept though due: {done.held_logs} ({why})", soft_wrap=True)
+        yield f"kept though due: {done.held_logs} ({why})"

@@ -11,13 +11,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import attrs
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from protocol.values.modes import Mode
 from recorder.storage.listing import Listing, Wanted
@@ -26,7 +23,7 @@ from recorder.storage.summary import State, Summary
 
 from ..eval.condition import Condition, ConditionType, Figure, FigureType, judge, show_number
 from ..shared import recordings
-from ..shared.commands import Watch, count, print_json, progress
+from ..shared.commands import Watch, count, fitted, lines_console, print_json, progress
 from ..shared.commands import reason as reason_of
 from ..shared.page import printable
 from ..shared.recordings import show_bytes
@@ -36,8 +33,6 @@ if TYPE_CHECKING:
 
 ROWS_MAX: Final = 50
 """Of the table, by default; JSON has all."""
-LINE_CHARS: Final = 240
-"""Outside a terminal a row is one line, for `grep`; the widest has room."""
 COLUMNS: Final = (
     *("recording", "session", "began (UTC)", "took", "mode", "dialect", "key", "units", "size"),
     "end",
@@ -62,7 +57,7 @@ CELL_CHARS_MAX: Final = 20
 @click.option("--owner", metavar="KEY", help="Only of this key; '' for those without a key.")
 @click.option("--state", type=click.Choice(get_args(State)), help="Only in this state.")
 @click.option("--reason", help="Only ended for this reason, such as client or context_full.")
-@click.option("--find", metavar="ID", help="Only of this session id, or recording id.")
+@click.option("--find", "session", metavar="ID", help="Only of this session id, or recording id.")
 @click.option("--measure", "figures", multiple=True, type=FigureType(), help="Show this measure.")
 @click.option("--sort", "by", type=FigureType(), help="Show this measure, the worst first.")
 @click.option(
@@ -78,16 +73,12 @@ def list_command(
     *,
     place: str,
     since: float | datetime | None,
-    mode: str | None,
-    owner: str | None,
-    state: State | None,
-    reason: str | None,
-    find: str | None,
     figures: tuple[Figure, ...],
     by: Figure | None,
     conditions: tuple[Condition, ...],
     limit: int | None,
     as_json: bool,
+    **like: Any,
 ) -> None:
     """List the recorded sessions in a folder or under a URL of an object store, newest first.
 
@@ -119,14 +110,8 @@ def list_command(
       0  listed, even if there are no logs
       2  the folder or the store cannot be read
     """  # noqa: D301 - click takes a backspace to keep the lines
-    wanted = Wanted(
-        since_ms=None if since is None else recordings.since_ms(since, time.time()),
-        mode=mode,
-        owner=owner,
-        state=state,
-        reason=reason,
-        session=find,
-    )
+    since_ms = None if since is None else recordings.since_ms(since, time.time())
+    wanted = Wanted(since_ms=since_ms, **like)
     logs = recordings.logs_at(place)
     with recordings.reading_place(place), count("reading logs") as on_read:
         found = [it for it in Listing(logs).refresh(on_read) if wanted.takes(it)]
@@ -136,9 +121,7 @@ def list_command(
     if columns or conditions:
         names = {it.measure for it in (*columns, *conditions)}
         with recordings.reading_place(place):
-            listed, complaints = _measured(
-                logs, found, shown, names=names, by=by, conditions=conditions
-            )
+            listed, complaints = _measured(logs, found, shown, names, by=by, conditions=conditions)
         for complaint in complaints:
             click.echo(complaint, err=True)
     if as_json:
@@ -168,8 +151,8 @@ def _measured(
     logs: Logs,
     found: Sequence[Summary],
     limit: int | None,
-    *,
     names: set[str],
+    *,
     by: Figure | None,
     conditions: Sequence[Condition],
 ) -> tuple[list[Listed], list[str]]:
@@ -232,42 +215,25 @@ def _body(place: str, listed: Sequence[Listed], limit: int | None) -> dict[str, 
 
 
 def _print(listed: Sequence[Listed], columns: Sequence[Figure], limit: int) -> None:
-    terminal = Console()
-    console = terminal if terminal.is_terminal else Console(width=LINE_CHARS)
-    left_out: list[str] = []
+    console, measures = lines_console(), [figure.text for figure in columns]
     if listed:
         rows = [_row(it, columns) for it in listed[:limit]]
-        measures = [figure.text for figure in columns]
-        names = (COLUMNS[0], *measures, *COLUMNS[1:])
-        dispensable = (*DISPENSABLE, *reversed(measures[1:]))
-        unbounded = console.options.update(max_width=LINE_CHARS)
-        table = _table(names, rows, left_out)
-        while console.measure(table, options=unbounded).maximum > console.width:
-            if len(left_out) == len(dispensable):
-                break
-            left_out.append(dispensable[len(left_out)])
-            table = _table(names, rows, left_out)
+        how: dict[str, dict[str, Any]] = {
+            name: {"justify": "right" if name in {"took", "units", "size"} else "left"}
+            | ({} if name == COLUMNS[0] else {"max_width": CELL_CHARS_MAX})
+            for name in COLUMNS
+        }
+        of_measures = {name: {"justify": "right"} for name in measures}
+        dispensable = [[name] for name in (*DISPENSABLE, *reversed(measures[1:]))]
+        shown = {COLUMNS[0]: how.pop(COLUMNS[0]), **of_measures, **how}
+        table, left_out = fitted(console, shown, rows, dispensable)
         console.print(table)
-    if left_out:
-        console.print(f"no room for {', '.join(left_out)}: --json has all", highlight=False)
+        if left_out:
+            console.print(f"no room for {', '.join(left_out)}: --json has all", highlight=False)
     more = len(listed) - limit
-    shown = f", {more} of them not shown: --limit, --json" if more > 0 else ""
+    hidden = f", {more} of them not shown: --limit, --json" if more > 0 else ""
     total = show_bytes(sum(it.summary.file_bytes for it in listed))
-    console.print(f"{len(listed)} sessions, {total}{shown}", highlight=False)
-
-
-def _table(names: Sequence[str], rows: Sequence[tuple[str, ...]], left_out: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    kept = [at for at, name in enumerate(names) if name not in left_out]
-    for name in (names[at] for at in kept):
-        is_measure = name not in COLUMNS
-        right = is_measure or name in {"took", "units", "size"}
-        chars_max = None if is_measure or name == COLUMNS[0] else CELL_CHARS_MAX
-        justify: Literal["left", "right"] = "right" if right else "left"
-        table.add_column(name, justify=justify, no_wrap=True, max_width=chars_max)
-    for row in rows:
-        table.add_row(*(Text(row[at]) for at in kept))
-    return table
+    console.print(f"{len(listed)} sessions, {total}{hidden}", highlight=False)
 
 
 def _row(listed: Listed, columns: Sequence[Figure]) -> tuple[str, ...]:

@@ -118,22 +118,18 @@ def full_lines(report: FullReport, elapsed_s: float) -> list[RenderableType]:
 
 def _environment_lines(report: FullReport) -> list[RenderableType]:
     if not report.environment:
-        here = [f"{label(name)} {_brief(line)}" for name, line in report.fingerprint.items()]
+        here = []
+        for name, line in report.fingerprint.items():
+            is_hash = len(line) >= HASH_CHARS_MIN and not line.strip("0123456789abcdef")
+            here.append(f"{label(name)} {line[:HASH_CHARS_SHOWN] if is_hash else label(line)}")
         return [f"environment as recorded: {'; '.join(here)}"]
     differs = "not comparable" if not report.compared else "the environment differs"
-    return [
-        differs,
-        *(
-            f"  {label(line.name)}: recorded {_or_nothing(line.recorded)},"
-            f" here {_or_nothing(line.here)}"
-            for line in report.environment
-        ),
+    texts = [
+        f"  {label(line.name)}: recorded {_or_nothing(line.recorded)},"
+        f" here {_or_nothing(line.here)}"
+        for line in report.environment
     ]
-
-
-def _brief(line: str) -> str:
-    is_hash = len(line) >= HASH_CHARS_MIN and not line.strip("0123456789abcdef")
-    return line[:HASH_CHARS_SHOWN] if is_hash else label(line)
+    return [differs, *texts]
 
 
 def _or_nothing(text: str | None) -> str:
@@ -143,10 +139,8 @@ def _or_nothing(text: str | None) -> str:
 def divergence_lines(divergence: Divergence) -> list[RenderableType]:
     """Explain a divergence."""
     unit = "before the first unit" if divergence.unit is None else f"unit {divergence.unit}"
-    field = f", {divergence.field}" if divergence.field else ""
     lines: list[RenderableType] = [
-        f"  {divergence.kind}: record {divergence.seq} ({divergence.record}){field},"
-        f" {unit}, at {show_seconds(divergence.at_ns)}",
+        f"  {divergence.kind}: {divergence.place}, {unit}, at {show_seconds(divergence.at_ns)}",
         f"  recorded  {divergence.recorded}",
         f"  came out  {divergence.came_out}",
     ]
@@ -194,7 +188,7 @@ def _where(outcome: Outcome) -> str:
     if outcome.error is not None:
         return outcome.error
     if outcome.divergence is not None and outcome.result != "damaged":
-        return _parted(outcome.divergence)
+        return outcome.divergence.place
     if isinstance(outcome.report, FullReport) and outcome.logic is None:
         return "environment: " + ", ".join(line.name for line in outcome.report.environment)
     logic = outcome.logic
@@ -205,11 +199,6 @@ def _where(outcome: Outcome) -> str:
     if logic.damage_count:
         return f"byte {logic.damage[0].offset}: {logic.damage[0].reason}"
     return "" if logic.finished else "no fin: as far as it goes"
-
-
-def _parted(divergence: Divergence) -> str:
-    field = f", {divergence.field}" if divergence.field else ""
-    return f"record {divergence.seq} ({divergence.record}){field}"
 
 
 def _total(outcomes: Sequence[Outcome], elapsed_s: float) -> str:

@@ -363,7 +363,7 @@ def fill_json(raw: str) -> str:
     """Replace the raw text of a JSON string."""
     if "\\" not in raw:
         return fill(raw)
-    return "".join(sorted(map(_json_filler, _UNIT.findall(raw)), key=_width_order))
+    return "".join(sorted(map(_json_filler, _UNIT.findall(raw)), key=lambda it: (len(it), it)))
 
 
 def refuse_json(raw: str) -> str:
@@ -410,7 +410,3 @@ def _json_filler(unit: str) -> str:
         return _ESCAPED[3]
     filler = _filler(chr(int(unit[2:], 16)))
     return f"\\u{ord(filler):04x}"
-
-
-def _width_order(filler: str) -> tuple[int, str]:
-    return len(filler), filler

@@ -50,7 +50,7 @@ _NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _SAYS_NOTHING: Final = frozenset({"true", "false", "null"})
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Span:
     """A place in a text.
 
@@ -81,13 +81,16 @@ def spans(text: str) -> Iterator[Span]:
         token, start, at = found[0], found.start(), found.end()
         if token == '"':
             end = _string_end(text, at)
-            yield _string(text, at, end, levels)
+            is_key = bool(levels) and levels[-1].wants_key
+            if is_key:
+                levels[-1].place = unescaped(text[at:end])
+            yield Span(at, end, "key" if is_key else "text", _path(levels))
             at = end + 1
         elif len(token) == 1 and token in "{}[],:":
             _punctuate(token, levels)
         elif token not in _SAYS_NOTHING:
             kind: SpanKind = "number" if _NUMBER.fullmatch(token) else "word"
-            yield Span(start=start, end=at, kind=kind, path=_path(levels))
+            yield Span(start, at, kind, _path(levels))
 
 
 def replaced(text: str, changes: list[tuple[Span, str]]) -> str:
@@ -109,13 +112,6 @@ def unescaped(raw: str) -> str:
         return raw
 
 
-def _string(text: str, start: int, end: int, levels: list[_Level]) -> Span:
-    if levels and levels[-1].wants_key:
-        levels[-1].place = unescaped(text[start:end])
-        return Span(start=start, end=end, kind="key", path=_path(levels))
-    return Span(start=start, end=end, kind="text", path=_path(levels))
-
-
 def _string_end(text: str, start: int) -> int:
     """The quote that ends a string: an even number of backslashes precedes it."""
     end = text.find('"', start)
@@ -132,9 +128,7 @@ def _string_end(text: str, start: int) -> int:
 def _punctuate(token: str, levels: list[_Level]) -> None:
     if token in "{[":
         is_object = token == "{"
-        levels.append(
-            _Level(is_object=is_object, place="" if is_object else 0, wants_key=is_object)
-        )
+        levels.append(_Level(is_object, "" if is_object else 0, is_object))
     elif not levels:
         return
     elif token in "}]":
@@ -156,7 +150,7 @@ def _path(levels: list[_Level]) -> Path:
 
 SETTING: Final = None
 """What a field holds that holds nothing personal: a number, a switch, a word, or other fields."""
-TEXT: Final = k.SAID
+TEXT: Final = k.USER_TEXT
 _PLAYED: Final = "played_ms"
 """A time since the session began: one that is still to come says something else."""
 _CALL: Final = frozenset({"id", "tool_call_id", "call_id"})
@@ -315,7 +309,9 @@ class FrameEditor:
         text = unescaped(old)
         url = DATA_URL.match(text)
         known = next(filter(text.startswith, k.IMAGE_URL_HEADS.values()), "")
-        head = known or (_unnamed(url[0]) if url else "")
+        # The media type in a data URL may be any words.
+        unnamed = f"data:{'x' * (url.end() - len('data:;base64,'))};base64," if url else ""
+        head = known or unnamed
         try:
             data = pybase64.b64decode(text[url.end() :] if url else text, validate=True)
         except ValueError:
@@ -327,12 +323,6 @@ class FrameEditor:
             "video": content.hide_video,
         }
         return head + pybase64.b64encode_as_string(hide[form](data))
-
-
-def _unnamed(head: str) -> str:
-    """The head of a data URL without its media type, which may be any words."""
-    begin, end = "data:", ";base64,"
-    return begin + "x" * (len(head) - len(begin + end)) + end
 
 
 def _with_line_breaks_of(old: str, new: str) -> str:
@@ -367,13 +357,6 @@ def _accepted(span: Span, text: str) -> list[bool] | None:
     return [_fits(kind.schema, number) for kind in kinds]
 
 
-def _is_setting(span: Span, text: str, at_ns: int) -> bool:
-    """Whether a number is what its field may hold, at the time of its frame."""
-    if not any(_accepted(span, text) or ()):
-        return False
-    return span.path[-1] != _PLAYED or orjson.loads(text) <= at_ns // NS_PER_MS
-
-
 def _judge(
     span: Span, frame: str, body: object, known_words: frozenset[str], at_ns: int
 ) -> tuple[Side, k.Holds | None]:
@@ -386,8 +369,10 @@ def _judge(
     holds, word = HOLDS[key], frame[span.start : span.end]
     if key in _CALL and _CALL_ID.fullmatch(word):
         return "user", None
-    if span.kind == "number" and _is_setting(span, word, at_ns):
-        return "user", None
+    if span.kind == "number" and any(_accepted(span, word) or ()):
+        is_to_come = span.path[-1] == _PLAYED and orjson.loads(word) > at_ns // NS_PER_MS
+        if not is_to_come:
+            return "user", None
     if holds is SETTING and span.kind == "number":
         return "user", TEXT
     if holds is SETTING:

@@ -23,11 +23,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, NoReturn
 
 import attrs
 import click
-from rich.console import Console
 
 from protocol.values import events as ev
 from protocol.values import model
@@ -44,10 +43,10 @@ from runtime.model.models import MODELS
 
 from ..rerun.difference import describe
 from ..rerun.remake import RemakeError, Remaker, head_record, write
-from ..shared.commands import print_all, print_json, progress, reading, table, watched
+from ..shared.commands import finish, progress, reading, table
 from ..shared.fields import REDACTED
 from ..shared.recordings import RecordingType
-from .content import KINDS, TRACES, Kind, PictureStyle, Policy, Side, Tally, fill, mute
+from .content import KINDS, TRACES, Kind, Policy, Side, Tally, fill, mute
 from .frames import FrameEditor
 
 # -- events ----------------------------------------------------------------------------------------
@@ -216,7 +215,11 @@ class EventEditor:
             return self._edit_refused(event)
         if isinstance(event, ev.MediaDecoded):
             kind = self.media.get(event.media)
-            return event if kind is None else self._edit_media(event, kind)
+            if kind is None:
+                return event
+            for part in filter(None, (event.pcm, *event.pictures, *event.stacked)):
+                self.frames.tally.count(kind, "user", len(part))
+            return without_media(event, self.frames.hide)
         if isinstance(event, ev.ConnectionOpened) and event.label in event.limits.models:
             nameless: ev.ConnectionOpened = self._edit(attrs.evolve(event, label=""), event.at_ns)
             return attrs.evolve(nameless, label=event.label)  # in `openai` it is the model's name
@@ -254,18 +257,15 @@ class EventEditor:
     def _edit_field(self, rule: Content | Special, old: Any, at_ns: int) -> Any:
         if isinstance(rule, Content):
             return self._replace(rule, old) if old and self._covers(rule, at_ns) else old
+        if rule is Special.BELOW and isinstance(old, tuple):
+            edited = tuple(self._edit(each, at_ns) for each in old)
+            return edited if edited != old else old
         if rule is Special.BELOW and old is not None:
-            return self._edit_below(old, at_ns)
+            return self._edit(old, at_ns)
         if rule is Special.TRACE and old:
             self.frames.tally.count(TRACES, "both", len(old) if isinstance(old, str) else 8)
             return type(old)()
         return old
-
-    def _edit_below(self, old: Any, at_ns: int) -> Any:
-        if not isinstance(old, tuple):
-            return self._edit(old, at_ns)
-        edited = tuple(self._edit(each, at_ns) for each in old)
-        return edited if edited != old else old
 
     def _covers(self, content: Content, at_ns: int) -> bool:
         frames = self.frames
@@ -287,12 +287,6 @@ class EventEditor:
             return old
         self.frames.tally.count(content.kinds[0], content.side, size)
         return new
-
-    def _edit_media(self, event: ev.MediaDecoded, kind: Kind) -> ev.MediaDecoded:
-        frames = self.frames
-        for part in filter(None, (event.pcm, *event.pictures, *event.stacked)):
-            frames.tally.count(kind, "user", len(part))
-        return without_media(event, frames.hide)
 
 
 def without_media(event: ev.MediaDecoded, hide: Callable[[bytes], bytes]) -> ev.MediaDecoded:
@@ -378,14 +372,15 @@ class Redaction:
         self._see_that_nothing_is_due(record)
         try:
             event = event_of(record.fields, record.at_ns)
-            self._check(event)
+            mode = event.mode if isinstance(event, ev.ConnectionOpened) else ""
+            if mode in _REPEATS and self._policy.to_ns is not None:
+                raise RedactError(f"{_REPEATS[mode]}: it can only be redacted to its end")
             remade = self._remaker.step(self._events.edit(event))
         except (MappingError, RemakeError) as error:
             raise RedactError(f"record {record.seq}: {error}") from error
         except KeyError as error:
-            raise RedactError(
-                f"record {record.seq} has a field of unknown kind: {error}"
-            ) from error
+            text = f"record {record.seq} has a field of unknown kind: {error}"
+            raise RedactError(text) from error
         self._due.extend(made for made in remade.records[1:] if made.kind in EFFECT_KINDS)
         yield from remade.records
 
@@ -401,13 +396,6 @@ class Redaction:
             del kept["by"]
             self.tally.count("name", "user", len(str(by)))
         return kept
-
-    def _check(self, event: ev.Event) -> None:
-        if not isinstance(event, ev.ConnectionOpened) or self._policy.to_ns is None:
-            return
-        if event.mode in _REPEATS:
-            text = f"{_REPEATS[event.mode]}: it can only be redacted to its end"
-            raise RedactError(text)
 
     def _take_effect(self, record: Record) -> None:
         made = self._due.popleft() if self._due else None
@@ -464,8 +452,10 @@ def redacted_head(head: Fields, policy: Policy, tally: Tally) -> Fields:
     config = kept.get("config")
     if isinstance(config, Mapping):
         kept["config"] = known = _known(config, CONFIG_KEPT, tally)
-        if policy.covers("name", "user", 0):
-            for name in _names_in(known):
+        # A model that is not ours is a folder, or an address.
+        is_ours = config.get("model", MODELS[0]) in MODELS
+        for name in known.keys() & {"owner", *(() if is_ours else ("model",))}:
+            if policy.covers("name", "user", 0):
                 tally.count("name", "user", len(str(known.pop(name))))
     before = head.get(REDACTED)
     kept[REDACTED] = [
@@ -480,12 +470,6 @@ def _known(fields: Fields, names: frozenset[str], tally: Tally) -> dict[str, Val
     for name in fields.keys() - names:
         tally.count(TRACES, "both", len(str(fields[name])))
     return {name: fields[name] for name in fields if name in names}
-
-
-def _names_in(config: Fields) -> list[str]:
-    """The entries with names; a model that is not ours is a folder, or an address."""
-    names = ["owner"] if "owner" in config else []
-    return names if config.get("model", MODELS[0]) in MODELS else [*names, "model"]
 
 
 def to_json(policy: Policy) -> dict[str, Value]:
@@ -545,7 +529,7 @@ def rehearse(head: Fields, items: Iterable[Record | Damage], policy: Policy) -> 
     help="Up to this second; not for a chat or a transcription.",
 )
 @click.option(
-    "--image",
+    *("--image", "pictures"),
     type=click.Choice(("blur", "remove")),
     default="remove",
     show_default=True,
@@ -557,13 +541,12 @@ def redact_command(
     *,
     log: Path,
     output: Path | None,
-    side: str,
-    kinds: tuple[str, ...],
+    kinds: tuple[Kind, ...],
     from_s: float,
     to_s: float | None,
-    image: str,
     dry_run: bool,
     as_json: bool,
+    **how: Any,
 ) -> None:
     """Take the content out of LOG, and write the rest, which still replays.
 
@@ -590,16 +573,12 @@ def redact_command(
     """  # noqa: D301 - click takes a backspace to keep the lines
     if (output is None) is not dry_run:
         raise click.UsageError("give --output or --dry-run")
-    policy = Policy(
-        side=cast("Side", side),
-        kinds=frozenset(cast("tuple[Kind, ...]", kinds or tuple(KINDS))),
-        from_ns=round(from_s * NS_PER_S),
-        to_ns=None if to_s is None else round(to_s * NS_PER_S),
-        pictures=cast("PictureStyle", image),
-    )
+    to_ns = None if to_s is None else round(to_s * NS_PER_S)
+    from_ns = round(from_s * NS_PER_S)
+    policy = Policy(kinds=frozenset(kinds or KINDS), from_ns=from_ns, to_ns=to_ns, **how)
     with reading(log, RedactError):
         with LogReader(log) as reader, progress(reader.tail_bytes, "reading") as watch:
-            found = rehearse(reader.head.fields, watched(reader, watch), policy)
+            found = rehearse(reader.head.fields, reader.watched(watch), policy)
         tally = found.tally if output is None else _write(log, output, policy, found)
     _print(log, output, policy, found, tally, as_json=as_json)
 
@@ -611,36 +590,32 @@ def _write(log: Path, output: Path, policy: Policy, found: Redacted) -> Tally:
         progress(reader.tail_bytes, "writing") as watch,
         new_file(output, like=log) as part,
     ):
-        write(part, chain([head_record(found.head)], run.records(watched(reader, watch))))
+        write(part, chain([head_record(found.head)], run.records(reader.watched(watch))))
     return run.tally
 
 
 def _print(
     log: Path, output: Path | None, policy: Policy, found: Redacted, tally: Tally, *, as_json: bool
-) -> None:
-    removed = found.tally.to_json()
-    if as_json:
-        body = {
-            "log": str(log),
-            "output": None if output is None else str(output),
-            **to_json(policy),
-            "removed": removed,
-            "records": found.records,
-            "records_left_out": found.left_out,
-            "pictures_without_content": tally.headers_only,
-        }
-        print_json(body)
-        return
+) -> NoReturn:
+    removed, short, left_out = found.tally.to_json(), tally.headers_only, found.left_out
+    body = {
+        "log": str(log),
+        "output": None if output is None else str(output),
+        **to_json(policy),
+        "removed": removed,
+        "records": found.records,
+        "records_left_out": left_out,
+        "pictures_without_content": short,
+    }
     rows = [
         [f"{value:,}" if isinstance(value, int) else value for value in row.values()]
         for row in removed
     ]
     shown = table(("<kind", "<side", "pieces", "bytes"), rows, is_ruled=True)
-    print_all(Console(), [shown if removed else "nothing to remove"])
-    if tally.headers_only:
-        click.echo(
-            f"{tally.headers_only} pictures were too short to be drawn: only headers are left"
-        )
-    if found.left_out:
-        click.echo(f"{found.left_out} records that are not the session's own were left out")
-    click.echo(f"{found.records} records" + ("" if output is None else f" in {output}"))
+    lines = [shown if removed else "nothing to remove"]
+    if short:
+        lines.append(f"{short} pictures were too short to be drawn: only headers are left")
+    if left_out:
+        lines.append(f"{left_out} records that are not the session's own were left out")
+    lines.append(f"{found.records} records" + ("" if output is None else f" in {output}"))
+    finish(body, lines, as_json=as_json)

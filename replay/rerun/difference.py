@@ -32,7 +32,7 @@ SHOWN_ITEMS_MAX: Final = 8
 NOTHING: Final = "nothing"
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Difference:
     """The first place at which two values differ; both are shortened.
 
@@ -47,15 +47,21 @@ class Difference:
 def first_difference(recorded: Value, came_out: Value, path: str = "") -> Difference | None:
     """Find where two values differ; None if they are equal."""
     if isinstance(recorded, str) and isinstance(came_out, str):
-        return _text_difference(recorded, came_out, path)
+        if recorded == came_out:
+            return None
+        at = _parting(recorded, came_out)
+        return Difference(f"{path}[{at}]", _around(recorded, at), _around(came_out, at))
     if isinstance(recorded, Mapping) and isinstance(came_out, Mapping):
         found = _mapping_difference(recorded, came_out, path)
         if found is not None and _is_hash(recorded):
-            return Difference(path=path, recorded=show(recorded), came_out=show(came_out))
+            return Difference(path, show(recorded), show(came_out))
         return found
     if isinstance(recorded, list | tuple) and isinstance(came_out, list | tuple):
         return _list_difference(recorded, came_out, path)
-    return _whole_difference(recorded, came_out, path)
+    # By repr as well, for True == 1 == 1.0 and 0.0 == -0.0.
+    if recorded == came_out and repr(recorded) == repr(came_out):
+        return None
+    return Difference(path, show(recorded), show(came_out))
 
 
 def show(value: object) -> str:
@@ -82,15 +88,6 @@ def label(value: object) -> str:
     return show(value)
 
 
-def _text_difference(recorded: str, came_out: str, path: str) -> Difference | None:
-    if recorded == came_out:
-        return None
-    at = _parting(recorded, came_out)
-    return Difference(
-        path=f"{path}[{at}]", recorded=_around(recorded, at), came_out=_around(came_out, at)
-    )
-
-
 def _parting(first: str, second: str) -> int:
     """Return the index of the first character that differs; by halves, for frames are long."""
     low, high = 0, min(len(first), len(second))
@@ -115,9 +112,9 @@ def _mapping_difference(
     for key in [*recorded, *(key for key in came_out if key not in recorded)]:
         place = f"{path}.{label(key)}" if path else label(key)
         if key not in came_out:
-            return Difference(path=place, recorded=show(recorded[key]), came_out=NOTHING)
+            return Difference(place, show(recorded[key]), NOTHING)
         if key not in recorded:
-            return Difference(path=place, recorded=NOTHING, came_out=show(came_out[key]))
+            return Difference(place, NOTHING, show(came_out[key]))
         found = first_difference(recorded[key], came_out[key], place)
         if found is not None:
             return found
@@ -131,21 +128,11 @@ def _list_difference(
         found = first_difference(first, second, f"{path}[{index}]")
         if found is not None:
             return found
-    common = min(len(recorded), len(came_out))
     if len(recorded) == len(came_out):
         return None
-    return Difference(
-        path=f"{path}[{common}]",
-        recorded=show(recorded[common]) if len(recorded) > common else NOTHING,
-        came_out=show(came_out[common]) if len(came_out) > common else NOTHING,
-    )
-
-
-def _whole_difference(recorded: Value, came_out: Value, path: str) -> Difference | None:
-    # By repr as well, for True == 1 == 1.0 and 0.0 == -0.0.
-    if recorded == came_out and repr(recorded) == repr(came_out):
-        return None
-    return Difference(path=path, recorded=show(recorded), came_out=show(came_out))
+    at = min(len(recorded), len(came_out))
+    shown = (show(it[at]) if len(it) > at else NOTHING for it in (recorded, came_out))
+    return Difference(f"{path}[{at}]", *shown)
 
 
 def _is_hash(value: Mapping[str, Value]) -> bool:

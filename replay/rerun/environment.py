@@ -58,16 +58,9 @@ class Loading:
 
     def load(self) -> Backend:
         """Load it, with one slot for replay; `ValueError` if it is not available here."""
-        return load_backend(
-            self.name,
-            self.slots,
-            device=self.device,
-            dtype=self.dtype,
-            deterministic=self.deterministic,
-            is_live=self.slots == 1,
-            voice_steps=self.voice_steps,
-            quantize=self.quantize,
-        )
+        how = attrs.asdict(self)
+        name, slots = how.pop("name"), how.pop("slots")
+        return load_backend(name, slots, is_live=slots == 1, **how)
 
 
 def loading_of(head: Fields, name: str) -> Loading:

@@ -1,4 +1,4 @@
-"""Replays several logs, one after the other or in processes.
+"""Replays one log, or several, one after the other or in processes: what `antiphon replay` calls.
 
 An unreadable or damaged log does not stop the others; outcomes keep the order of the logs. Only
 paths and `Outcome`s pass between processes, so memory does not grow with the logs.
@@ -28,11 +28,11 @@ from recorder.read.reader import LogReader
 from recorder.write.files import PART_PREFIX
 from runtime.model.backends.base import Backend
 
-from ..shared.commands import UnusableError, Watch, reason, size_of, unwatched, watched
+from ..shared.commands import UnusableError, Watch, reason, size_of, unwatched
 from .environment import Loading, ModelUnavailableError
 from .full import replay_fully
 from .logic import replay
-from .report import FullReport, Outcome, ReplayReport, Result, full_result, logic_result
+from .report import Outcome, Result, full_result, logic_result
 
 JOBS_MAX: Final = 64
 """Processes: more than the cores of most machines, where more gain nothing."""
@@ -43,7 +43,8 @@ def find_logs(paths: Iterable[Path]) -> list[Path]:
     found: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
-            found.update(dict.fromkeys(sorted(filter(_is_log, path.rglob("*" + SUFFIX)))))
+            files = (it for it in sorted(path.rglob("*" + SUFFIX)) if it.is_file())
+            found |= {it: None for it in files if not it.parent.name.startswith(PART_PREFIX)}
         else:
             found[path] = None
     return list(found)
@@ -65,10 +66,6 @@ def logs_to_rewrite(paths: Sequence[Path], output: Path | None) -> list[Path]:
     return found
 
 
-def _is_log(path: Path) -> bool:
-    return path.is_file() and not path.parent.name.startswith(PART_PREFIX)
-
-
 def replay_log(log: Path, watch: Watch = unwatched, *, go_on: bool = False) -> Outcome:
     """Replay one log by logic; `go_on` reads past damage.
 
@@ -76,8 +73,8 @@ def replay_log(log: Path, watch: Watch = unwatched, *, go_on: bool = False) -> O
     """
     began = time.perf_counter()
     with LogReader(log) as reader:
-        report = replay(watched(reader, watch), go_on=go_on)
-    return _outcome(log, began, logic_result(report), report)
+        report = replay(reader.watched(watch), go_on=go_on)
+    return Outcome(str(log), logic_result(report), time.perf_counter() - began, report)
 
 
 def replay_logs(
@@ -138,18 +135,20 @@ async def replay_logs_fully(
 ) -> list[Outcome]:
     """Replay several logs with their models, loading one once for logs in a row; see `full`."""
     load: Callable[[Loading], Backend] = lru_cache(maxsize=1)(Loading.load)
-    options = {"anyway": anyway}
-    outcomes = list[Outcome]()
+    replaying, outcomes = (
+        partial(replay_fully, load=load, model=model, anyway=anyway),
+        list[Outcome](),
+    )
     for log in logs:
         began = time.perf_counter()
         try:
             with LogReader(log) as reader:
-                head = reader.head.fields
-                report = await replay_fully(head, reader, load, model=model, watch=watch, **options)
+                report = await replaying(reader.head.fields, reader, watch=watch)
         except (OSError, RecorderError, ModelUnavailableError) as error:
             outcomes.append(_failed(log, began, error))
         else:
-            outcomes.append(_outcome(log, began, full_result(report), report))
+            elapsed_s = time.perf_counter() - began
+            outcomes.append(Outcome(str(log), full_result(report), elapsed_s, report))
     return outcomes
 
 
@@ -167,15 +166,4 @@ def _failed(
 ) -> Outcome:
     is_elsewhere = isinstance(error, TooNew | ModelUnavailableError)
     result: Result = "not_comparable" if is_elsewhere else "unreadable"
-    return _outcome(log, began, result, error=reason(error))
-
-
-def _outcome(
-    log: Path,
-    began: float,
-    result: Result,
-    report: ReplayReport | FullReport | None = None,
-    error: str | None = None,
-) -> Outcome:
-    elapsed_s = time.perf_counter() - began
-    return Outcome(log=str(log), result=result, elapsed_s=elapsed_s, report=report, error=error)
+    return Outcome(str(log), result, time.perf_counter() - began, error=reason(error))

@@ -117,12 +117,14 @@ async def replay_fully(
     name, backend = load_model(head, model, load)
     watch(0)
     environment, fingerprint = mismatches(head, backend.info), dict(backend.info.fingerprint)
-    if environment and not anyway:
-        return FullReport(
-            model=name, environment=environment, fingerprint=fingerprint, compared=False
-        )
+    compared = anyway or not environment
+    report = FullReport(
+        model=name, environment=environment, fingerprint=fingerprint, compared=compared
+    )
+    if not compared:
+        return report
     calls = ModelRerun(backend=backend, held_units=held_units(head))
-    run = _FullReplay(calls)
+    run = _FullReplay(calls, report)
     try:
         for item in items:
             made = calls.made
@@ -133,19 +135,14 @@ async def replay_fully(
                 break
     finally:
         await calls.close()
-    return FullReport(
-        model=name,
-        environment=environment,
-        fingerprint=fingerprint,
-        compared=True,
-        **run.findings(),
-    )
+    run.finish()
+    return report
 
 
 # -- verdicts -------------------------------------------------------------------------------------
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Finding:
     """A difference between the model's output and the recorded one.
 
@@ -155,16 +152,6 @@ class Finding:
     difference: Difference
     snr_db: float | None = None
     choice: Choice | None = None
-
-    def fields(self) -> dict[str, Any]:
-        """Give the fields that a `Divergence` and a `UnitDifference` have."""
-        found = self.difference
-        return {
-            "field": found.path,
-            "recorded": found.recorded,
-            "came_out": found.came_out,
-            "snr_db": self.snr_db,
-        }
 
 
 @attrs.frozen(kw_only=True)
@@ -185,27 +172,20 @@ def note_change(changed: dict[int, UnitDifference], step: Step, verdict: Verdict
     finding, unit = verdict.finding, verdict.index
     if finding is None or unit is None or unit in changed or len(changed) >= UNITS_KEPT:
         return
-    choice = finding.choice
-    changed[unit] = UnitDifference(
-        unit=unit,
-        seq=step.record.seq,
-        margin=None if choice is None else choice.margin,
-        draw_gap=None if choice is None else choice.draw_gap,
-        near_tie=None if choice is None else is_near_tie(choice),
-        **finding.fields(),
-    )
+    found, choice = finding.difference, finding.choice
+    values = (found.path, found.recorded, found.came_out, finding.snr_db)
+    tie = None if choice is None else (choice.margin, choice.draw_gap, is_near_tie(choice))
+    changed[unit] = UnitDifference(unit, step.record.seq, *values, *(tie or (None, None, None)))
 
 
 class _FullReplay:
     """A full replay in progress, record by record; after `is_stopped` it takes no more."""
 
-    def __init__(self, calls: ModelRerun) -> None:
+    def __init__(self, calls: ModelRerun, report: FullReport) -> None:
         self.is_stopped = False
-        self._calls: Final = calls
-        self._recorded: Final = Replayer()
-        self._renewed: Final = Replayer()
+        self._calls, self._report = calls, report
+        self._recorded, self._renewed = Replayer(), Replayer()
         self._work: Work | None = None
-        self._divergence: Divergence | None = None
         self._changed: Final[dict[int, UnitDifference]] = {}
         self._indices: Final[set[int]] = set()
 
@@ -217,20 +197,15 @@ class _FullReplay:
             self._renewed.feed(item, instead=event)
             self.is_stopped = self._recorded.is_stopped
 
-    def findings(self) -> dict[str, Any]:
-        """Give the fields of the report that the run has found."""
-        made: dict[str, int] = {}
+    def finish(self) -> None:
+        """Complete the report."""
+        report, calls = self._report, self._calls
         if self._work is not None:
-            name = f"{self._work}s"
-            made = {name: self._calls.made, f"{name}_changed": len(self._indices)}
-        return {
-            **made,
-            **self._calls.counts(),
-            "changed": tuple(self._changed.values()),
-            "divergence": self._divergence,
-            "recorded": self._recorded.report(),
-            "renewed": self._renewed.report(),
-        }
+            setattr(report, f"{self._work}s", calls.made)
+            setattr(report, f"{self._work}s_changed", len(self._indices))
+        report.units_held, report.logits_changed = calls.units_held, calls.logits_changed
+        report.changed = tuple(self._changed.values())
+        report.recorded, report.renewed = self._recorded.report(), self._renewed.report()
 
     async def _renew(self, step: Step) -> ev.Event | None:
         """Make the model's part of an event again; None if it has no part, or it failed."""
@@ -243,8 +218,8 @@ class _FullReplay:
             raise
         except Exception as error:  # the backend's bug is a result, too
             came_out = f"{type(error).__name__}: {error}"
-            failed = Difference(path="", recorded="a result", came_out=came_out)
-            self._keep_first(step, Finding(difference=failed), last_unit, "model_failed")
+            finding = Finding(Difference("", "a result", came_out))
+            self._keep_first(step, finding, last_unit, "model_failed")
             self.is_stopped = True
             return None
         self._take(step, verdict, last_unit)
@@ -264,16 +239,12 @@ class _FullReplay:
         self._indices.add(index)
 
     def _keep_first(self, step: Step, finding: Finding, unit: int | None, kind: Kind) -> None:
-        if self._divergence is None:
-            self._divergence = Divergence(
-                kind=kind,
-                seq=step.record.seq,
-                record=name_of(step.record),
-                at_ns=step.record.at_ns,
-                unit=unit,
-                cause=cause_of(step.record, step.event),
-                **finding.fields(),
-            )
+        if self._report.divergence is None:
+            record, found = step.record, finding.difference
+            place = (record.seq, name_of(record), record.at_ns, unit)
+            values = (found.path, found.recorded, found.came_out)
+            cause = cause_of(record, step.event)
+            self._report.divergence = Divergence(kind, *place, *values, cause, finding.snr_db)
 
 
 # -- the model's calls ----------------------------------------------------------------------------
@@ -298,7 +269,8 @@ class ModelRerun:
 
     `held_units` units, from the first on, were held to another recording. With `judge` the model is
     forced to the recorded decisions, and each unit that was not held is judged. `made` is the
-    number of units, turns and chunks.
+    number of units, turns and chunks, `units_held` that of held units, and `logits_changed` the
+    first unit whose first logits differ.
     """
 
     _backend: Backend
@@ -311,16 +283,12 @@ class ModelRerun:
     _turn: _Turn | None = attrs.field(default=None, init=False)
     _units: PastUnits = attrs.field(factory=PastUnits, init=False)
     _past: list[PastUnit] = attrs.field(factory=list, init=False)
-    _units_held: int = attrs.field(default=0, init=False)
-    _logits_changed: int | None = attrs.field(default=None, init=False)
+    units_held: int = attrs.field(default=0, init=False)
+    logits_changed: int | None = attrs.field(default=None, init=False)
 
     @_model.default
     def _no_model(self) -> HeldModel:
         return HeldModel(backend=self._backend, slot=0, now_ns=lambda: 0)
-
-    def counts(self) -> dict[str, Any]:
-        """Count held units, and say from which on logits differ, as fields of the report."""
-        return {"units_held": self._units_held, "logits_changed": self._logits_changed}
 
     async def renew(self, event: ev.Event, effects: Iterable[ef.Effect] = ()) -> Verdict:
         """Make the call again whose output an event holds; then note the calls of its effects.
@@ -404,20 +372,11 @@ class ModelRerun:
         snr = snr_db(recorded.pcm, result.pcm) if hasattr(recorded, "pcm") else None
         kept = {it: getattr(recorded, it) for it in KEPT_FIELDS if hasattr(recorded, it)}
         renewed: Any = attrs.evolve(event, **{name: attrs.evolve(result, **kept)})
-        return Verdict(
-            event=renewed,
-            finding=None if found is None else Finding(difference=found, snr_db=snr, choice=choice),
-            index=self._index_of(event),
-        )
-
-    def _index_of(self, event: ev.Event) -> int | None:
-        """A unit's own index; of turns and chunks, that among those made again."""
-        match event:
-            case ev.BackendOpened():
-                return None
-            case ev.UnitDone(result=recorded) | ev.FinalizeDone(finalized=recorded):
-                return recorded.index
-        return self.made - 1
+        index: int | None = self.made - 1  # of a turn or a chunk, among those made again
+        if isinstance(event, ev.UnitDone | ev.FinalizeDone | ev.BackendOpened):
+            index = getattr(recorded, "index", None)
+        finding = None if found is None else Finding(found, snr, choice)
+        return Verdict(event=renewed, finding=finding, index=index)
 
     async def _release(self) -> None:
         self._turn = None
@@ -446,10 +405,10 @@ class ModelRerun:
         forced = await self._play(asked, recorded)
         made = forced.result
         self.made += 1
-        if self._logits_changed is None and logits_differ(recorded, made):
-            self._logits_changed = recorded.index
+        if self.logits_changed is None and logits_differ(recorded, made):
+            self.logits_changed = recorded.index
         if self._is_held(recorded.index):
-            self._units_held += 1
+            self.units_held += 1
         elif self._judge is not None:
             self._judge(asked.unit, recorded, forced)
         return self._compare(event, attrs.evolve(event, result=made), forced)
@@ -526,5 +485,5 @@ class ModelRerun:
         return self._compare(event, turn.done)
 
     def _otherwise(self, recorded: str, came_out: str) -> Verdict:
-        difference = Difference(path="", recorded=recorded, came_out=came_out)
-        return Verdict(finding=Finding(difference=difference), index=self.made - 1)
+        finding = Finding(Difference("", recorded, came_out))
+        return Verdict(finding=finding, index=self.made - 1)

@@ -12,7 +12,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from typing import Final
@@ -62,17 +62,11 @@ class Replayer:
         self.session: Session | None = None
         self.is_stopped = False
         self._go_on: Final = go_on
+        self._found: Final = ReplayReport(replayed_by=HERE)
         self._due: deque[ef.Effect] = deque()
-        self._counts: Counter[str] = Counter()
         self._last: tuple[Record, ev.Event] | None = None
-        self._divergence: Divergence | None = None
-        self._damage: list[Damage] = []
-        self._damage_count = 0
         self._next_seq: int | None = 0
-        self._span_ns = 0
-        self._finished = False
         self._lost_track = False
-        self._recorded_by = Maker()
         self._head: Record | None = None
         self._has_our_states = False
 
@@ -97,30 +91,15 @@ class Replayer:
             return None
         if not self._is_next(item):
             return None
-        self._counts["records"] += 1
-        self._span_ns = max(self._span_ns, item.at_ns)
+        self._found.records += 1
+        self._found.span_ns = max(self._found.span_ns, item.at_ns)
         return self._take(item, instead)
 
     def report(self) -> ReplayReport:
         """Report the findings so far; effects due and not recorded yet count as truncated."""
-        counts = self._counts
-        return ReplayReport(
-            recorded_by=self._recorded_by,
-            replayed_by=HERE,
-            records=counts["records"],
-            events=counts["events"],
-            effects=counts["effects"],
-            frames=counts["frames"],
-            states=counts["states"],
-            states_of_old=counts["states_of_old"],
-            units=self.session.counts["units"] if self.session is not None else 0,
-            span_ns=self._span_ns,
-            finished=self._finished,
-            truncated=bool(self._due) and not self.is_stopped,
-            divergence=self._divergence,
-            damage=tuple(self._damage),
-            damage_count=self._damage_count,
-        )
+        units = self.session.counts["units"] if self.session is not None else 0
+        is_truncated = bool(self._due) and not self.is_stopped
+        return attrs.evolve(self._found, units=units, truncated=is_truncated)
 
     @property
     def last_unit(self) -> int | None:
@@ -131,7 +110,7 @@ class Replayer:
     # -- records --------------------------------------------------------------------------------
 
     def _take(self, record: Record, instead: ev.Event | None) -> Step | None:
-        if self._finished:
+        if self._found.finished:
             self._diverge("left_over", record, "", show(record.fields), "nothing: fin came before")
         elif record.kind in mapping.EVENT_KINDS:
             return self._take_event(record, instead)
@@ -143,8 +122,9 @@ class Replayer:
             self._take_head(record)
         elif record.kind == "fin":
             self._take_fin(record)
-        elif is_lost(record):
-            self._take_lost(record)
+        elif is_lost(record) and not self._lost_track:  # once for all in a row
+            detail = "records were lost before the log was recovered"
+            self._take_damage(Damage(0, 0, "gap", detail, record.seq, 1))
         return None  # heads and marks are not the machine's
 
     def _take_event(self, record: Record, instead: ev.Event | None) -> Step | None:
@@ -155,9 +135,7 @@ class Replayer:
         if self.session is None and self._is_newer(record):
             return None
         try:
-            event = (
-                instead if instead is not None else mapping.event_of(record.fields, record.at_ns)
-            )
+            event = instead or mapping.event_of(record.fields, record.at_ns)
         except mapping.MappingError as error:
             self._diverge("unmapped", record, "", show(record.fields), str(error))
             return None
@@ -167,7 +145,7 @@ class Replayer:
         self._head = record
         schema = below(record.fields, "schema")
         machine = typed(schema, "machine", int)
-        self._recorded_by = Maker(
+        self._found.recorded_by = Maker(
             software=typed(below(record.fields, "software"), "antiphon", str) or "",
             schema=HERE.schema if machine is None else machine,
         )
@@ -175,13 +153,11 @@ class Replayer:
 
     def _is_newer(self, record: Record) -> bool:
         """Note the session's behaviour version; stop if this machine does not know it."""
-        behaviour = record.fields.get("behaviour", 0)
+        behaviour, found = record.fields.get("behaviour", 0), self._found
         if isinstance(behaviour, int):
-            self._recorded_by = attrs.evolve(self._recorded_by, behaviour=behaviour)
-        made = self._recorded_by
-        is_newer = made.schema > HERE.schema or made.behaviour > HERE.behaviour
-        self.is_stopped = is_newer
-        return is_newer
+            found.recorded_by = attrs.evolve(found.recorded_by, behaviour=behaviour)
+        self.is_stopped = found.is_newer
+        return found.is_newer
 
     def _step(self, record: Record, event: ev.Event) -> Step | None:
         self._last = (record, event)
@@ -192,7 +168,7 @@ class Replayer:
             self._diverge("refused", record, "", describe(record), came_out)
             return None
         self.session, self._due = session, deque(effects)
-        self._counts["events"] += 1
+        self._found.events += 1
         if isinstance(event, ev.ConnectionOpened) and self._head is not None:
             self._compare_head(self._head, event)
         return Step(record=record, event=event, effects=effects, session=session)
@@ -228,24 +204,24 @@ class Replayer:
         if found is not None:
             self._diverge("changed", record, found.path, found.recorded, found.came_out)
             return
-        self._counts["effects"] += 1
-        self._counts["frames"] += kind == "tx"
+        self._found.effects += 1
+        self._found.frames += kind == "tx"
 
     def _take_state(self, record: Record) -> None:
         if self._lost_track:
             return
         if not self._has_our_states:
-            self._counts["states_of_old"] += 1
+            self._found.states_of_old += 1
             return
         came_out = None if self.session is None else self.session.digest()
         recorded = record.fields.get("digest")
         if recorded != came_out:
             self._diverge("state", record, "digest", show(recorded), show(came_out))
         else:
-            self._counts["states"] += 1
+            self._found.states += 1
 
     def _take_fin(self, record: Record) -> None:
-        self._finished = True
+        self._found.finished = True
         if self._lost_track or record.fields.get("reason") == RECOVERED:
             return
         if self._due:
@@ -268,40 +244,25 @@ class Replayer:
         if found is not None:
             self._diverge("fin", record, found.path, found.recorded, found.came_out)
         else:
-            self._counts["states"] += "digest" in names
+            self._found.states += "digest" in names
 
     # -- divergences ----------------------------------------------------------------------------
 
     def _is_next(self, record: Record) -> bool:
         expected = record.seq if self._next_seq is None else self._next_seq
         if record.seq != expected:
-            damage = Damage(
-                offset=0,
-                length=0,
-                reason="gap" if record.seq > expected else "order",
-                detail=f"record {record.seq} stands where record {expected} should",
-                first_seq=expected,
-                records=max(record.seq - expected, 0),
-            )
-            self._take_damage(damage)
+            lost = max(record.seq - expected, 0)
+            detail = f"record {record.seq} stands where record {expected} should"
+            self._take_damage(Damage(0, 0, "gap" if lost else "order", detail, expected, lost))
         if self.is_stopped or record.seq < expected:
             return False
         self._next_seq = record.seq + 1
         return True
 
-    def _take_lost(self, mark: Record) -> None:
-        """Report records lost before the log was recovered, once for all in a row."""
-        if self._lost_track:
-            return
-        detail = "records were lost before the log was recovered"
-        self._take_damage(
-            Damage(offset=0, length=0, reason="gap", detail=detail, first_seq=mark.seq, records=1)
-        )
-
     def _take_damage(self, damage: Damage) -> None:
-        self._damage_count += 1
-        if len(self._damage) < DAMAGE_KEPT:
-            self._damage.append(damage)
+        found = self._found
+        found.damage_count += 1
+        found.damage += (damage,) if len(found.damage) < DAMAGE_KEPT else ()
         self.is_stopped = not self._go_on
         if damage.reason not in LOSSLESS:
             self._next_seq = None
@@ -310,17 +271,9 @@ class Replayer:
 
     def _diverge(self, kind: Kind, record: Record, field: str, recorded: str, new: str) -> None:
         self.is_stopped = True
-        self._divergence = Divergence(
-            kind=kind,
-            seq=record.seq,
-            record=name_of(record),
-            at_ns=record.at_ns,
-            unit=self.last_unit,
-            field=field,
-            recorded=recorded,
-            came_out=new,
-            cause=None if self._last is None else cause_of(*self._last),
-        )
+        cause = None if self._last is None else cause_of(*self._last)
+        place = (record.seq, name_of(record), record.at_ns, self.last_unit)
+        self._found.divergence = Divergence(kind, *place, field, recorded, new, cause)
 
 
 def _first_of(recorded: Fields, came_out: Fields, names: Iterable[str]) -> Difference | None:

@@ -6,7 +6,6 @@ Times are nanoseconds of the session's clock, 0 at its start. Values are short, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 from typing import Final, Literal
 
 import attrs
@@ -15,18 +14,8 @@ from cattrs import unstructure
 from protocol.values.limits import NS_PER_S
 from recorder.read.scan import Damage
 
-Kind = Literal[
-    "changed",
-    "missing",
-    "left_over",
-    "state",
-    "head",
-    "refused",
-    "unmapped",
-    "fin",
-    "model",
-    "model_failed",
-]
+_OfLogic = Literal["changed", "missing", "left_over", "state", "head", "refused", "unmapped", "fin"]
+Kind = Literal[_OfLogic, "model", "model_failed"]
 """How a replay differs from its log:
 
 | kind | the log has | the replay has |
@@ -53,7 +42,7 @@ class Cause:
     summary: str
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Divergence:
     """The first place at which a replay differs from its log.
 
@@ -76,6 +65,12 @@ class Divergence:
     cause: Cause | None
     snr_db: float | None = None
 
+    @property
+    def place(self) -> str:
+        """The record and the field, such as `record 12 (effect Send), frame[3]`."""
+        field = f", {self.field}" if self.field else ""
+        return f"record {self.seq} ({self.record}){field}"
+
 
 @attrs.frozen(kw_only=True)
 class Maker:
@@ -90,7 +85,7 @@ class Maker:
     behaviour: int = 0
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class ReplayReport:
     """The findings of logic replay; effects, frames and states count those equal to the recorded.
 
@@ -105,21 +100,21 @@ class ReplayReport:
         damage_count: all damages.
     """
 
-    recorded_by: Maker
+    recorded_by: Maker = Maker()
     replayed_by: Maker
-    records: int
-    events: int
-    effects: int
-    frames: int
-    states: int
-    states_of_old: int
-    units: int
-    span_ns: int
-    finished: bool
-    truncated: bool
-    divergence: Divergence | None
-    damage: tuple[Damage, ...]
-    damage_count: int
+    records: int = 0
+    events: int = 0
+    effects: int = 0
+    frames: int = 0
+    states: int = 0
+    states_of_old: int = 0
+    units: int = 0
+    span_ns: int = 0
+    finished: bool = False
+    truncated: bool = False
+    divergence: Divergence | None = None
+    damage: tuple[Damage, ...] = ()
+    damage_count: int = 0
 
     @property
     def is_newer(self) -> bool:
@@ -142,7 +137,7 @@ class Mismatch:
     here: str | None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class UnitDifference:
     """The difference of one unit; the other fields are those of `Divergence`.
 
@@ -163,7 +158,7 @@ class UnitDifference:
     near_tie: bool | None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class FullReport:
     """The findings of full replay; counts of `changed` include every difference in an output.
 
@@ -211,13 +206,13 @@ class FullReport:
 
 
 Result = Literal["identical", "not_comparable", "diverged", "damaged", "unreadable"]
-EXIT_CODES: Final[Mapping[Result, int]] = MappingProxyType(
-    {"identical": 0, "not_comparable": 3, "diverged": 1, "damaged": 2, "unreadable": 2}
-)
+EXIT_CODES: Final[Mapping[Result, int]] = {
+    **{"identical": 0, "not_comparable": 3, "diverged": 1, "damaged": 2, "unreadable": 2}
+}
 """The exit code of each verdict, from the best to the worst."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Outcome:
     """The result of replaying one log, in `elapsed_s` with its opening.
 
@@ -278,19 +273,15 @@ def exit_code_of(outcomes: Iterable[Outcome]) -> int:
     return EXIT_CODES[max(results, key=severity.index)]
 
 
-def times_real_time(span_ns: int, elapsed_s: float) -> float | None:
-    """How much faster than the session its replay was; None if it took no time."""
-    return round(span_ns / NS_PER_S / elapsed_s, 1) if elapsed_s > 0 else None
-
-
 def to_json(outcome: Outcome) -> dict[str, object]:
     """Write an outcome as plain values; the keys are stable, for scripts read them."""
+    span_s, elapsed_s = outcome.span_ns / NS_PER_S, outcome.elapsed_s
     body: dict[str, object] = {
         "log": outcome.log,
         "result": outcome.result,
         "exit_code": outcome.exit_code,
-        "elapsed_ms": round(outcome.elapsed_s * 1000, 3),
-        "times_real_time": times_real_time(outcome.span_ns, outcome.elapsed_s),
+        "elapsed_ms": round(elapsed_s * 1000, 3),
+        "times_real_time": round(span_s / elapsed_s, 1) if elapsed_s > 0 else None,
     }
     if outcome.error is not None:
         body["error"] = outcome.error

@@ -11,10 +11,12 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from itertools import compress
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 from rich.box import SIMPLE
@@ -38,6 +40,7 @@ Count = Callable[[int, int], None]
 """Called with the number done, and the total."""
 
 LOADING: Final = "loading model"
+_PLAIN: Final[Mapping[str, Any]] = {"box": None, "pad_edge": False, "padding": (0, 2, 0, 0)}
 
 
 def unwatched(_: int) -> None:
@@ -50,51 +53,33 @@ def progress(total: int, what: str = "replay", *, of_calls: bool = False) -> Ite
 
     `total` are bytes to read, or calls of a model: the bar says that it loads until the first call.
     """
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield unwatched
-        return
-    from rich import progress as rich
-
-    amount = rich.MofNCompleteColumn() if of_calls else rich.DownloadColumn()
-    label = rich.TextColumn("{task.description}")
-    columns = (label, rich.BarColumn(), amount, rich.TimeRemainingColumn())
-    with rich.Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(LOADING if of_calls else what, total=total)
-
-        def watch(done: int) -> None:
-            bar.update(task, advance=done, description=what)
-
-        yield watch
+    columns = ("MofNComplete" if of_calls else "Download", "TimeRemaining")
+    with _bar(LOADING if of_calls else what, total, *columns) as update:
+        yield lambda done: update(advance=done, description=what)
 
 
 @contextmanager
 def count(what: str, *, quiet: bool = False) -> Iterator[Count]:
     """Show a bar over a count, until the block ends; nothing unless stderr is a terminal."""
+    with _bar(what, None, "MofNComplete", quiet=quiet) as update:
+        yield lambda done, total: update(completed=done, total=total)
+
+
+@contextmanager
+def _bar(
+    what: str, total: int | None, *columns: str, quiet: bool = False
+) -> Iterator[Callable[..., None]]:
+    """Show a bar with these columns of rich, until the block ends; yield what updates it."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
-        yield lambda _done, _total: None
+        yield lambda **_: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich import progress as rich
 
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def watched(reader: LogReader, watch: Watch) -> Iterator[Record | Damage]:
-    """Iterate a log, and report the bytes read; unread bytes count at the end."""
-    blocks, left_bytes = 0, reader.tail_bytes
-    try:
-        for item in reader:
-            if reader.blocks != blocks:
-                blocks, before = reader.blocks, left_bytes
-                left_bytes = reader.tail_bytes
-                watch(before - left_bytes)
-            yield item
-    finally:
-        watch(left_bytes)
+    amounts = (getattr(rich, f"{name}Column")() for name in columns)
+    shown = (rich.TextColumn("{task.description}"), rich.BarColumn(), *amounts)
+    with rich.Progress(*shown, console=console, transient=True) as bar:
+        yield partial(bar.update, bar.add_task(what, total=total))
 
 
 def calls_of(log: Path) -> int:
@@ -161,7 +146,7 @@ def opened_log(log: Path) -> Iterator[LogReader]:
 def records_of(log: Path, reader: LogReader, watch: Watch = unwatched) -> Iterator[Record | Damage]:
     """The items of an opened log; raises `UnusableError`."""
     with reading(log):
-        yield from watched(reader, watch)
+        yield from reader.watched(watch)
 
 
 def complaint(error: Exception, file: Path) -> str:
@@ -254,6 +239,41 @@ def finish(
 # -- tables ---------------------------------------------------------------------------------------
 
 
+LINE_CHARS: Final = 240
+"""Outside a terminal a row is one line, for `grep`; the widest has room."""
+
+
+def lines_console() -> Console:
+    """Return where rows are printed: a terminal, or lines that are not folded."""
+    terminal = Console()
+    return terminal if terminal.is_terminal else Console(width=LINE_CHARS)
+
+
+def fitted(
+    console: Console,
+    columns: Mapping[str, Mapping[str, Any]],
+    rows: Iterable[Sequence[str]],
+    dispensable: Iterable[Sequence[str]],
+) -> tuple[Table, list[str]]:
+    """Make a table of plain text, without columns for which there is no room; return those too.
+
+    `columns` has rich's settings of each, `dispensable` the columns in the order in which they go.
+    """
+    rows, left_out = [*rows], list[str]()
+    unbounded = console.options.update(max_width=LINE_CHARS)
+    for more in ((), *dispensable):
+        left_out += more
+        shown = [name not in left_out for name in columns]
+        made = Table(**_PLAIN)
+        for name in compress(columns, shown):
+            made.add_column(name, no_wrap=True, **columns[name])
+        for row in rows:
+            made.add_row(*map(Text, compress(row, shown)))
+        if console.measure(made, options=unbounded).maximum <= console.width:
+            break
+    return made, left_out
+
+
 def table(
     columns: Sequence[str],
     rows: Iterable[Sequence[str]],
@@ -268,8 +288,7 @@ def table(
     `overflow` is for text that is too long; `more` is a line below the table. `first_chars_min`:
     the first column is not made narrower. `is_ruled`: lines stand around the head and the end.
     """
-    plain = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    made = Table(box=SIMPLE) if is_ruled else plain
+    made = Table(box=SIMPLE) if is_ruled else Table(**_PLAIN)
     for at, name in enumerate(columns):
         justify: JustifyMethod = "left" if name.startswith("<") else "right"
         chars_min = None if at else first_chars_min

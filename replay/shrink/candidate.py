@@ -32,15 +32,8 @@ from ..story.exchanges import ANSWERS, CallName, answered, asked, renumbered
 
 
 OUTSIDE: Final = (
-    *(
-        ev.ConnectionOpened,
-        ev.Forked,
-        ev.FrameReceived,
-        ev.PeerGone,
-        ev.PeerAttached,
-        ev.SendFailed,
-    ),
-    *(ev.RecordingFailed, ev.Flooded, ev.DrainBegan, ev.Draining),
+    *(ev.ConnectionOpened, ev.Forked, ev.FrameReceived, ev.PeerGone, ev.PeerAttached),
+    *(ev.SendFailed, ev.RecordingFailed, ev.Flooded, ev.DrainBegan, ev.Draining),
 )
 """Events that answer nothing; each may come at any time."""
 _MODEL_CALLS: Final = frozenset(

@@ -68,14 +68,9 @@ def command_fails(
     words = [word.replace(PLACE, str(log)) for word in command]
     if words == list(command):
         words.append(str(log))
+    silent: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     try:
-        process = subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        process = subprocess.Popen(words, start_new_session=True, **silent)
     except OSError as error:
         raise CannotRunError(f"{words[0]}: {error.strerror or error}") from error
     try:

@@ -19,7 +19,7 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values import model
 from protocol.values.requests import Part, TextPart
-from recorder.format.records import Fields, Record, Value
+from recorder.format.records import Record, Value
 
 CallName = Literal["open", "unit", "finalize", "rollback", "turn", "chunk", "rebuild", "release"]
 Call = tuple[CallName, int]
@@ -231,10 +231,9 @@ class Exchanges:
         )
         return last
 
-    def withhold(self, fields: Fields) -> None:
-        """Take `StartFinalize`: nothing was sent of an interrupted unit."""
-        if fields.get("interrupted") is True:
-            self._change("unit", fields.get("index"), outcome="withheld")
+    def withhold(self, index: Value) -> None:
+        """Note that nothing was sent of a unit, which was interrupted."""
+        self._change("unit", index, outcome="withheld")
 
     def take(self, event: ev.Event, *, is_over: bool) -> None:
         """Take any event, stale for an old exchange; `is_over`: the session had ended before."""

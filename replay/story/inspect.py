@@ -40,7 +40,7 @@ UtteranceOutcome = Outcome | Literal["done"]
 """The result of an utterance; `pending`: its end was not heard, or not yet."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class UtteranceStory:
     """One utterance of a transcription, from the start of its first chunk in the model.
 
@@ -188,24 +188,19 @@ class Inspector(reading.SessionStory):
             self._kept.append(exchange)
             return
         index, result = exchange.place[0], exchange.chunk
-        utterance = self._utterances.get(index)
-        if utterance is None:
-            utterance = UtteranceStory(index=index, started_ns=exchange.started_ns)
+        begun = UtteranceStory(index=index, started_ns=exchange.started_ns)
+        utterance = self._utterances.setdefault(index, begun)
         if result is not None:
-            utterance = attrs.evolve(
-                utterance,
-                done_ns=exchange.done_ns,
-                outcome="done" if exchange.is_last else utterance.outcome,
-                chunks=utterance.chunks + 1,
-                text=utterance.text + result.text,
-                prompt_tokens=utterance.prompt_tokens + result.prompt_tokens,
-                completion_tokens=utterance.completion_tokens + result.generated_tokens,
-                kv_length=result.kv_length,
-                longest_us=max(utterance.longest_us, result.costs.wall_us),
-            )
+            utterance.done_ns = exchange.done_ns
+            utterance.outcome = "done" if exchange.is_last else utterance.outcome
+            utterance.chunks += 1
+            utterance.text += result.text
+            utterance.prompt_tokens += result.prompt_tokens
+            utterance.completion_tokens += result.generated_tokens
+            utterance.kv_length = result.kv_length
+            utterance.longest_us = max(utterance.longest_us, result.costs.wall_us)
         elif exchange.done_ns is not None:
-            utterance = attrs.evolve(utterance, done_ns=exchange.done_ns, outcome=exchange.outcome)
-        self._utterances[index] = utterance
+            utterance.done_ns, utterance.outcome = exchange.done_ns, exchange.outcome
 
     def inspection(self, head: Fields) -> Inspection:
         """Return the inspection, once all records are taken."""
@@ -215,6 +210,8 @@ class Inspector(reading.SessionStory):
         session, opened, divergence = self.session, self.opened, self.replayer.report().divergence
         ended = session.end_reason if session is not None else None
         wall_ms = typed(head, "wall_ms", int)
+        own: dict[str, Any] = {name: tuple(getattr(self, name)) for name in _LISTS}
+        own |= {name: getattr(self, name) for name in _NUMBERS}
         return Inspection(
             recording_id=typed(head, "recording_id", str),
             session_id=session_id_in(head),
@@ -223,26 +220,21 @@ class Inspector(reading.SessionStory):
             dialect=session.dialect_name if session is not None else None,
             seed=typed(head, "seed", int),
             wall_ms=wall_ms if wall_ms is not None and 0 <= wall_ms <= WALL_MS_MAX else None,
-            duration_ns=self.duration_ns,
             states=tuple(self._states),
-            frames_received=self.frames_received,
-            shortened=tuple(self.shortened),
-            frames_sent=self.frames_sent,
             fields_ignored=0 if session is None else session.counts["fields_ignored"],
             ignored=tuple(self._ignored)[:IGNORED_PATHS_MAX],
             units=tuple(it for it in self._kept if it.kind == "unit"),
             turns=tuple(it for it in self._kept if it.kind == "turn"),
             utterances=tuple(self._utterances.values()),
-            drops=tuple(self.drops),
-            moves=tuple(self.moves),
             absences=tuple(self.absences.found),
-            playback=tuple(self.playback),
             said=tuple(self.user_words),
             calls=tuple(self.calls.found.values()),
-            errors=tuple(self.errors),
-            marks=tuple(self.marks),
             end=attrs.evolve(self.end, reason=self.end.reason or ended),
-            records=self.records,
-            damage_count=self.damage_count,
             diverged_seq=divergence.seq if divergence is not None else None,
+            **own,
         )
+
+
+_LISTS: Final = ("shortened", "drops", "moves", "playback", "errors", "marks")
+_NUMBERS: Final = ("duration_ns", "frames_received", "frames_sent", "records", "damage_count")
+"""The fields of an inspection that are the story's own."""

@@ -51,7 +51,7 @@ def show_shortened(short: Shortened) -> str:
     return f"{show_bytes(short.size_bytes)}, {kept}, blake2b {label(short.blake2b)}{read}"
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Drop:
     """A second of input that was lost to newer input (B7), from the record `seq`."""
 
@@ -83,7 +83,7 @@ class Move:
     seq: int = attrs.field(default=0, eq=False)
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class ErrorSent:
     """An `error` that the client was sent, in the record `seq`."""
 
@@ -93,7 +93,7 @@ class ErrorSent:
     seq: int = attrs.field(default=0, eq=False)
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class ShortenedFrame:
     """A refused message of which the log keeps length, hash (128 bits in hex) and start.
 
@@ -119,7 +119,7 @@ class Mark:
     is_later: bool = False
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Playback:
     """What a client said of its playback.
 
@@ -134,7 +134,7 @@ class Playback:
     seq: int = attrs.field(default=0, eq=False)
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class UserWords:
     """What the user said, as the server's transcriber wrote it down.
 
@@ -224,13 +224,6 @@ class Absences:
         return is_it
 
 
-@attrs.frozen
-class _Piece:
-    utterance: int
-    until: int
-    end_ns: int
-
-
 class Dictated:
     """Sound not transcribed yet; the model was fed all up to `fed_ns`.
 
@@ -240,7 +233,7 @@ class Dictated:
 
     def __init__(self) -> None:
         self.fed_ns = 0
-        self._pieces: deque[_Piece] = deque()
+        self._pieces: deque[tuple[int, int, int]] = deque()  # utterance, its samples, the time
         self._utterance = self._samples = 0
 
     def add(self, samples: int, end_ns: int, session: Session | None) -> None:
@@ -252,7 +245,7 @@ class Dictated:
         if utterance != self._utterance:
             self._utterance, self._samples = utterance, 0
         self._samples += samples
-        self._pieces.append(_Piece(utterance, self._samples, end_ns))
+        self._pieces.append((utterance, self._samples, end_ns))
 
     def write(self, chunk: object) -> None:
         """Take a chunk that the model is given, as in `StartChunk`."""
@@ -262,13 +255,13 @@ class Dictated:
         if not isinstance(utterance, int) or not isinstance(index, int):
             return
         until = (index + 1) * UNIT_SAMPLES
-        while self._pieces and self._pieces[0].utterance <= utterance:
-            piece = self._pieces[0]
-            if (piece.utterance, piece.until) >= (utterance, until):
-                rest_ns = (piece.until - until) * NS_PER_S // INPUT_RATE_HZ
-                self.fed_ns = max(self.fed_ns, piece.end_ns - rest_ns)
+        while self._pieces and self._pieces[0][0] <= utterance:
+            of, samples, end_ns = self._pieces[0]
+            if (of, samples) >= (utterance, until):
+                rest_ns = (samples - until) * NS_PER_S // INPUT_RATE_HZ
+                self.fed_ns = max(self.fed_ns, end_ns - rest_ns)
                 return
-            self.fed_ns = max(self.fed_ns, piece.end_ns)
+            self.fed_ns = max(self.fed_ns, end_ns)
             self._pieces.popleft()
 
 
@@ -364,12 +357,6 @@ class SessionStory:
         counts = {} if self.session is None else self.session.counts
         return counts.get("appends", 0) + counts.get("turns", 0)
 
-    @property
-    def _takes_pieces(self) -> bool:
-        """Whether the session takes each piece of sound, whole seconds or not."""
-        is_active = self.session is not None and self.session.state is State.ACTIVE
-        return is_active and self.wire.endpoint in ev.PIECES
-
     def read(self, items: Iterable[Record | Damage]) -> Iterator[Exchange]:
         """Read a log to its end; yield each exchange when it is complete."""
         for item in items:
@@ -403,7 +390,10 @@ class SessionStory:
                 is_shown = step is not None and any(
                     isinstance(it, ef.DecodeMedia) for it in step.effects
                 )
-                is_new = is_shown or self._takes_pieces or self._accepted > before
+                # Each piece of sound may be taken, whole seconds or not.
+                is_active = self.session is not None and self.session.state is State.ACTIVE
+                is_piece = is_active and self.wire.endpoint in ev.PIECES
+                is_new = is_shown or is_piece or self._accepted > before
                 return self._take_received(passage, is_accepted=step is None or is_new)
             case "tx":
                 return self._take_sent(passage)
@@ -428,63 +418,45 @@ class SessionStory:
         frame = typed(record.fields, "frame", str)
         if frame is not None:
             self.wire.prepare(frame)
-            if len(frame) <= ERROR_CHARS_MAX and PLAYBACK_ACK in frame:
-                self._take_playback(record, frame)
+            is_played = len(frame) <= ERROR_CHARS_MAX and PLAYBACK_ACK in frame
+            request = self.wire.request(frame) if is_played else None
+            is_refused = self.session is not None and self.session.state is not State.ACTIVE
+            if isinstance(request, Played) and not is_refused:
+                self._note_played(record, request.played_ms)
         if "shortened" not in record.fields:
             return attrs.evolve(passage, frame=frame if frame and is_accepted else "")
         event = passage.step.event if passage.step is not None else event_in(record)
         short = event.shortened if isinstance(event, ev.FrameReceived) else None
         if short is None:
             return passage
-        kept = ShortenedFrame(
-            at_ns=record.at_ns,
-            size_bytes=short.size_bytes,
-            blake2b=short.blake2b,
-            told=show_shortened(short),
-        )
+        text = show_shortened(short)
+        kept = ShortenedFrame(record.at_ns, short.size_bytes, short.blake2b, text)
         self.shortened.append(kept)
         return attrs.evolve(passage, short=kept)
-
-    def _take_playback(self, record: Record, frame: str) -> None:
-        is_refused = self.session is not None and self.session.state is not State.ACTIVE
-        request = self.wire.request(frame)
-        if isinstance(request, Played) and not is_refused:
-            self._note_played(record, request.played_ms)
 
     @property
     def _all_spoken_ms(self) -> int:
         return self._spoken_ms + spoken_ms(self.exchanges.current)
 
     def _note_played(self, record: Record, played_ms: int) -> None:
-        playback = Playback(
-            at_ns=record.at_ns,
-            played_ms=played_ms,
-            behind_ms=max(0, self._all_spoken_ms - played_ms),
-            seq=record.seq,
-        )
-        self.playback.append(playback)
+        behind_ms = max(0, self._all_spoken_ms - played_ms)
+        self.playback.append(Playback(record.at_ns, played_ms, behind_ms, record.seq))
 
     def _take_sent(self, passage: Passage) -> Passage:
         self.frames_sent += 1
-        frame = passage.record.fields.get("frame")
+        record = passage.record
+        frame = record.fields.get("frame")
         if not isinstance(frame, str):
             return passage
-        if len(frame) <= ERROR_CHARS_MAX and '"error"' in frame:
-            messages = self.wire.messages(frame)
-            error = next((it for it in messages if isinstance(it, ErrorReport)), None)
-            if error is not None:
-                sent = ErrorSent(
-                    at_ns=passage.record.at_ns,
-                    code=error.code.value,
-                    message=error.message,
-                    seq=passage.record.seq,
-                )
-                self.errors.append(sent)
-        if len(frame) <= ERROR_CHARS_MAX and '"playback.acknowledged"' in frame:
-            for it in self.wire.messages(frame):
-                if isinstance(it, Acknowledged):  # of one response, which is the last
-                    behind_ms = max(0, it.playback.generated_ms - it.playback.played_ms)
-                    self._note_played(passage.record, max(0, self._all_spoken_ms - behind_ms))
+        is_short = len(frame) <= ERROR_CHARS_MAX
+        is_shown = is_short and ('"error"' in frame or '"playback.acknowledged"' in frame)
+        for it in self.wire.messages(frame) if is_shown else ():
+            if isinstance(it, ErrorReport):
+                error = ErrorSent(record.at_ns, it.code.value, it.message, record.seq)
+                self.errors.append(error)
+            elif isinstance(it, Acknowledged):  # of one response, which is the last
+                behind_ms = max(0, it.playback.generated_ms - it.playback.played_ms)
+                self._note_played(record, max(0, self._all_spoken_ms - behind_ms))
         return attrs.evolve(passage, frame=frame)
 
     def _take_mark(self, record: Record) -> None:
@@ -506,7 +478,11 @@ class SessionStory:
             case ev.Forked() if self.opened is not None:
                 self.opened = attrs.evolve(self.opened, resume_hash=event.resume_hash)
                 self.wire.fork()
-                self._begin_fork()
+                # The next rebuild is not a move; one that had begun was the parent's. The client
+                # plays only what is said from here on.
+                self._is_forking, self._spoken_ms = True, 0
+                if self._is_moving:
+                    self.moves.pop()
             case ev.Rebuilt() if self._is_forking or self.absences.rebuilt(event):
                 self._is_forking = False
             case ev.Rebuilt(at_ns=at_ns, steps=steps, batches=batches) if self.moves:
@@ -526,17 +502,12 @@ class SessionStory:
 
     def _take_words(self, event: ev.UserTranscribed) -> None:
         """Join words of the user to those of the same utterance."""
-        goes_on = bool(self.user_words) and not self.user_words[-1].is_whole
-        before = self.user_words.pop() if goes_on else None
-        self.user_words.append(
-            UserWords(
-                at_ns=event.at_ns,
-                start_ms=event.start_ms if before is None else before.start_ms,
-                end_ms=event.end_ms,
-                text=("" if before is None else before.text) + event.text,
-                is_whole=event.is_last,
-            )
-        )
+        start_ms, text = event.start_ms, event.text
+        if self.user_words and not self.user_words[-1].is_whole:
+            before = self.user_words.pop()
+            start_ms, text = before.start_ms, before.text + text
+        words = UserWords(event.at_ns, start_ms, event.end_ms, text, event.is_last)
+        self.user_words.append(words)
 
     @property
     def _may_come_back(self) -> bool:
@@ -546,23 +517,13 @@ class SessionStory:
     def _is_moving(self) -> bool:
         return bool(self.moves) and self.moves[-1].to_ns is None
 
-    def _begin_fork(self) -> None:
-        """Note that the next rebuild is not a move; one that had begun was the parent's.
-
-        Its client plays only what is said from here on.
-        """
-        self._is_forking, self._spoken_ms = True, 0
-        if self._is_moving:
-            self.moves.pop()
-
     def _take_loss(self, event: ev.BackendLost | ev.LeaseRevoked, seq: int) -> None:
         """Note a move that begins; a worker that is drained may be lost before its session left."""
         if self._is_moving:
             self.moves.pop()
         why: MoveReason = "lost" if isinstance(event, ev.BackendLost) else "drained"
-        if event.at_ns == self._restarted_ns:
-            why = "restarted"
-        self.moves.append(Move(at_ns=event.at_ns, why=why, seq=seq))
+        is_restart = event.at_ns == self._restarted_ns
+        self.moves.append(Move(at_ns=event.at_ns, why="restarted" if is_restart else why, seq=seq))
 
     def _take_effect(self, name: str, record: Record) -> None:
         fields = record.fields
@@ -573,15 +534,12 @@ class SessionStory:
                 self.absences.release(is_moving=self._is_moving)
             case "StartChunk":
                 self.dictated.write(fields.get("chunk"))
-            case "StartFinalize":
-                self.exchanges.withhold(fields)
+            case "StartFinalize" if fields.get("interrupted") is True:
+                self.exchanges.withhold(fields.get("index"))
             case "DropUnit":
                 ordinal, input_id = fields.get("ordinal"), fields.get("input_id")
                 if isinstance(ordinal, int) and isinstance(input_id, str):
-                    drop = Drop(
-                        at_ns=record.at_ns, ordinal=ordinal, input_id=input_id, seq=record.seq
-                    )
-                    self.drops.append(drop)
+                    self.drops.append(Drop(record.at_ns, ordinal, input_id, record.seq))
             case "Close":
                 self._is_over = True
                 code, reason = fields.get("code"), fields.get("reason")

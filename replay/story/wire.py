@@ -20,7 +20,7 @@ from protocol.values.modes import OF_MODE, Mode
 from protocol.values.openai import Configured, InputStep
 from protocol.values.requests import Append, ClientMessage, Request
 from protocol.values.utf8 import Frame
-from protocol.wire.audio import LIVE_RATE_HZ, Heard, compress, lag_of, to_pcm16
+from protocol.wire.audio import LIVE_RATE_HZ, Resampler, compress, lag_of, to_pcm16
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects import OPENAI_TRANSCRIPTION, REALTIME, first_dialect
 from protocol.wire.dialects.base import Context, Dialect, Json
@@ -48,11 +48,11 @@ class Wire:
         self._sound: Final = ClientSound(
             self.mode, self.endpoint, behaviour=0 if opened is None else opened.behaviour
         )
-        self._resampler: Heard | None = None
+        self._resampler: Resampler | None = None
         self._lag_bytes = self.lag_ns = 0
         self.piece: Piece | None = None
         self._coding: Coding = "audio/pcm"
-        self._spoken = Heard()
+        self._spoken = Resampler()
         self._bytes_max: Final = OF_MODE[self.mode].frame_bytes_max
         self.context: Final = (
             Context(mode=self.mode)
@@ -93,7 +93,7 @@ class Wire:
 
     def _resampled(self, piece: Piece) -> Append:
         if self._resampler is None or self._resampler.rate_hz != piece.rate_hz:
-            self._resampler = Heard(piece.rate_hz)
+            self._resampler = Resampler(piece.rate_hz)
             self.lag_ns = lag_of(piece.rate_hz, INPUT_RATE_HZ)
             self._lag_bytes = self.lag_ns * INPUT_RATE_HZ // NS_PER_S * SAMPLE_BYTES
         pcm = self._resampler.take(piece.pcm16)
@@ -132,7 +132,7 @@ class Wire:
             else:
                 continue
             if self._coding != "audio/pcm":
-                self._spoken = Heard(rate_of(self._coding), self._coding, LIVE_RATE_HZ)
+                self._spoken = Resampler(rate_of(self._coding), self._coding, LIVE_RATE_HZ)
 
     def _as_pcm(self, body: Json) -> Json:
         """Write a piece of the model's sound as a client's decoder has it: 16 bits, 24 kHz."""

@@ -74,7 +74,8 @@ def row_of(record: Record, kept: str = "") -> Json:
     fields = {name: value for name, value in record.fields.items() if name != "type"}
     kind = record.fields.get("type")
     if record.kind in FRAME_KINDS and isinstance(frame := fields.get("frame"), str):
-        fields["frame"] = _without_base64(frame)
+        pieces = (it if isinstance(it, str) else f"({len(it)} bytes)" for it in extract(frame))
+        fields["frame"] = "".join(pieces)
     fields |= {"kept": kept} if kept else {}
     name = kind[:TEXT_CHARS_MAX] if isinstance(kind, str) else ""
     return [record.seq, record.at_ns, record.kind, name, plain(fields)]
@@ -105,11 +106,6 @@ def plain(value: Value, depth: int = 0) -> Json:
     return [*items, f"… {rest} more"] if rest > 0 else items
 
 
-def _without_base64(frame: str) -> str:
-    pieces = extract(frame)
-    return "".join(piece if isinstance(piece, str) else f"({len(piece)} bytes)" for piece in pieces)
-
-
 def _shorten(text: str) -> str:
     more = len(text) - TEXT_CHARS_MAX
     return f"{text[:TEXT_CHARS_MAX]}… {more} more characters" if more > 0 else text
@@ -137,10 +133,6 @@ class Pictures:
         self.left_out = 0
         self._numbers: dict[str, int] = {}
         self._bytes = 0
-
-    def has(self, jpeg: bytes) -> bool:
-        """Whether a picture was taken before."""
-        return digest(jpeg) in self._numbers
 
     def take(self, at_ns: int, jpeg: bytes) -> Part:
         """Take a picture that was shown at this time."""

@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 import attrs
 
 from protocol.values import events as ev
-from recorder.format.records import Fields, Record, Value
+from recorder.format.records import Fields, Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage, OpenSource
 from runtime.measures.conversation import Span, Turns, ns_of, shared
@@ -46,7 +46,7 @@ from .parts import ROWS_A_PART, Json, Part, Pictures, Track, plain, row_of
 Open = Callable[[], OpenSource]
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Finding:
     """A remark on a place in a session: one of `seq`, `unit`, `turn` and `at_ns`; the last wins."""
 
@@ -70,16 +70,10 @@ def finding_of(divergence: Divergence) -> Finding:
     """Describe the divergence of logic replay."""
     field = f", {divergence.field}" if divergence.field else ""
     cause = divergence.cause
-    return Finding(
-        title=f"Replay diverges here: {divergence.record}{field} ({divergence.kind})",
-        detail=(
-            f"recorded: {divergence.recorded}",
-            f"came out: {divergence.came_out}",
-            *([] if cause is None else [f"event: {cause.seq}, {cause.kind} {cause.summary}"]),
-        ),
-        seq=divergence.seq,
-        at_ns=divergence.at_ns,
-    )
+    detail = [f"recorded: {divergence.recorded}", f"came out: {divergence.came_out}"]
+    detail += [] if cause is None else [f"event: {cause.seq}, {cause.kind} {cause.summary}"]
+    title = f"Replay diverges here: {divergence.record}{field} ({divergence.kind})"
+    return Finding(title, tuple(detail), seq=divergence.seq, at_ns=divergence.at_ns)
 
 
 def comparison_of(report: DiffReport, name: str) -> Comparison:
@@ -98,18 +92,12 @@ def _parting(parting: Parting, name: str, end_ns: int) -> Finding:
     place = parting.what if parting.index is None else f"{parting.what} {parting.index}"
     is_missing = parting.fields == (parting.what,)
     fields = "" if is_missing else f", {', '.join(parting.fields)}"
-    sound = None if parting.snr_db is None else f"sound: {parting.snr_db} dB above the difference"
-    return Finding(
-        title=f"Differs from {name}: {place}{fields}",
-        detail=(
-            f"here: {parting.in_a}",
-            f"there: {parting.in_b}",
-            *([] if sound is None else [sound]),
-        ),
-        unit=parting.index if parting.what == "unit" else None,
-        turn=parting.index if parting.what == "turn" else None,
-        at_ns={"opening": 0, "end": end_ns}.get(parting.what),
-    )
+    snr = parting.snr_db
+    detail = [f"here: {parting.in_a}", f"there: {parting.in_b}"]
+    detail += [] if snr is None else [f"sound: {snr} dB above the difference"]
+    unit, turn = (parting.index if parting.what == what else None for what in ("unit", "turn"))
+    at_ns = {"opening": 0, "end": end_ns}.get(parting.what)
+    return Finding(f"Differs from {name}: {place}{fields}", tuple(detail), None, unit, turn, at_ns)
 
 
 # -- the dialogue ----------------------------------------------------------------------------------
@@ -198,8 +186,7 @@ def talk_of(facts: Facts) -> Json:
         "overlaps": _spans(shared(talk.user, talk.model)),
         "turns": [
             {
-                "begin_ns": ns_of(turn.speech.begin),
-                "end_ns": ns_of(turn.speech.end),
+                **_ends(turn.speech.begin, turn.speech.end),
                 "delay_ns": None if turn.delay is None else ns_of(turn.delay),
                 "answer_ns": None if turn.answer is None else ns_of(turn.answer.begin),
                 "is_silent": turn.is_silent and turn.is_judged,
@@ -207,29 +194,22 @@ def talk_of(facts: Facts) -> Json:
             for turn in turns.turns[:TALK_POINTS_MAX]
         ],
         "barge_ins": [
-            {
-                "begin_ns": ns_of(it.speech.begin),
-                "end_ns": ns_of(it.over.end),
-                "is_yielded_to": it.is_yielded_to,
-            }
+            {**_ends(it.speech.begin, it.over.end), "is_yielded_to": it.is_yielded_to}
             for it in turns.barge_ins[:TALK_POINTS_MAX]
         ],
     }
 
 
+def _ends(begin: int, end: int) -> dict[str, Json]:
+    return {"begin_ns": ns_of(begin), "end_ns": ns_of(end)}
+
+
 def measures_of(facts: Facts) -> Json:
     """List the recording's measures, in the order of their table, each with its definition."""
     values = own_values(score(facts))
-    return [
-        {
-            "name": name,
-            "unit": measure.unit,
-            "definition": measure.definition,
-            "value": values[name],
-        }
-        for name, measure in MEASURES.items()
-        if name in values
-    ]
+    known = [it for it in MEASURES.values() if it.name in values]
+    names = ("name", "unit", "definition")
+    return [{n: getattr(it, n) for n in names} | {"value": values[it.name]} for it in known]
 
 
 def _spans(spans: Iterable[Span]) -> Json:
@@ -253,9 +233,11 @@ class Narrator(Inspector):
     def __init__(self, head: Fields) -> None:
         super().__init__()
         self.head: Final = head
-        self._gathering: Final = Gathering(head, self, also=self._take_moment)
         self.dialogue: Final = Dialogue()
         self._parts: list[Part] = []
+        self._gathering: Final = Gathering(
+            head, self, also=lambda it: self._parts.extend(self.dialogue.take(it))
+        )
         self._rows: list[Json] = []
         self._places: dict[int, dict[str, Json]] = {}
         self._arrived: deque[int] = deque()
@@ -268,12 +250,9 @@ class Narrator(Inspector):
     def __exit__(self, *error: object) -> None:
         self._gathering.__exit__(*error)
 
-    def _take_moment(self, moment: Moment) -> None:
-        self._parts += self.dialogue.take(moment)
-
     def narrate(self, item: Record | Damage) -> list[Part]:
         """Add the next record, or damage; return the parts that are complete by now."""
-        before = self._counts()
+        before = {} if self.session is None else self.session.counts
         passage = self.take(item)
         self._gathering.take(item, passage)
         if isinstance(item, Damage):
@@ -291,14 +270,15 @@ class Narrator(Inspector):
         """Give the last parts, if `replayed` with the verdict of logic replay."""
         facts = self._gathering.end()
         parts = [*self._flush(), *self.dialogue.end()]
-        inspected = to_json(self.inspection(self.head))
+        inspected, places = to_json(self.inspection(self.head)), self._places
         divergence = self.replayer.report().divergence
         found = [] if divergence is None else [finding_of(divergence)]
         found += comparison.findings if comparison is not None else ()
         story: dict[str, Json] = {
             **{name: plain(value) for name, value in inspected.items() if name not in _RESHAPED},
             "units": [
-                plain_fields(it) | self._places.get(it["index"], {}) for it in inspected["units"]
+                {name: plain(value) for name, value in it.items()} | places.get(it["index"], {})
+                for it in inspected["units"]
             ],
             "turns": [plain(turn) for turn in inspected["turns"]],
             "states": [[span["state"], span["at_ns"]] for span in inspected["states"]],
@@ -343,17 +323,13 @@ class Narrator(Inspector):
 
     # -- from stepping --------------------------------------------------------------------------
 
-    def _counts(self) -> Mapping[str, int]:
-        session = self.session
-        return {} if session is None else session.counts
-
     def _note_arrivals(self, record: Record, before: Mapping[str, int]) -> None:
         """Count the waiting seconds of input: those that came, and those that were dropped."""
         session = self.session
         if session is None or self.replayer.is_stopped:
             self._arrived.clear()
             return
-        after = self._counts()
+        after = session.counts
         gone = sum(after[name] - before.get(name, 0) for name in ("units", "units_dropped"))
         waited = len(self._arrived)
         came = session.units_waiting + gone - waited
@@ -439,8 +415,3 @@ class Narrator(Inspector):
 _RESHAPED: Final = frozenset(
     {"units", "turns", "states", "drops", "errors", "marks", "shortened"} | {"playback"}
 )
-
-
-def plain_fields(fields: Mapping[str, Value]) -> dict[str, Json]:
-    """Shorten the values of some fields."""
-    return {name: plain(value) for name, value in fields.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import click
@@ -69,14 +69,7 @@ def keys_command() -> None:
     "--record-always", is_flag=True, help="Refuse its sessions that ask not to be recorded."
 )
 def add_command(
-    *,
-    name: str,
-    path: Path,
-    scope: keyfile.Scope,
-    sessions_max: int | None,
-    sessions_per_hour: int | None,
-    modes: tuple[str, ...],
-    record_always: bool,
+    *, name: str, path: Path, modes: tuple[str, ...], record_always: bool, **limits: Any
 ) -> None:
     """Make a key of the name NAME and print it, once; the file is made where it is missing."""
     if not keyfile.is_name(name):
@@ -87,11 +80,9 @@ def add_command(
     key = keyfile.Key(
         name=name,
         hash=keyfile.hash_key(drawn),
-        scope=scope,
-        sessions_max=sessions_max,
-        sessions_per_hour=sessions_per_hour,
         modes=tuple(mode for mode in MODES if mode in modes) or None,
         record_always=record_always or None,
+        **limits,
     )
 
     def add(keys: Keys) -> Keys:

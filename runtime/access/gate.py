@@ -152,6 +152,15 @@ Reason = Literal["host", "origin", "no_key", "wrong_key", "mode", "scope"]
 """The server's name in `Host`, the page, no key, a wrong key or several; or a valid key without
 that mode or without the scope admin. A label of a metric."""
 
+ANSWERS: Final[Mapping[Reason, tuple[HTTPStatus, str]]] = {
+    "host": (HTTPStatus.FORBIDDEN, "host_not_allowed"),
+    "origin": (HTTPStatus.FORBIDDEN, "origin_not_allowed"),
+    "no_key": (HTTPStatus.UNAUTHORIZED, "unauthorized"),
+    "wrong_key": (HTTPStatus.UNAUTHORIZED, "unauthorized"),
+    "mode": (HTTPStatus.FORBIDDEN, "mode_not_allowed"),
+    "scope": (HTTPStatus.FORBIDDEN, "scope_too_small"),
+}
+"""The status and the code of each."""
 LINES_MAX: Final = 30
 """Lines in a window: enough to identify a client, and for log alerts."""
 WINDOW_S: Final = 60.0
@@ -278,7 +287,7 @@ class Denied(Exception):  # noqa: N818 - an answer to the peer, not an error of 
     """A client is denied; with the answer.
 
     Args:
-        code, message: for programs and in one line for people; `details` are more fields.
+        message: in one line for people; `details` are more fields for programs.
         name: of the client's valid key, or empty.
         flag: the server's flag that would allow it; only for the operator.
     """
@@ -286,8 +295,6 @@ class Denied(Exception):  # noqa: N818 - an answer to the peer, not an error of 
     def __init__(
         self,
         reason: Reason,
-        status: HTTPStatus,
-        code: str,
         message: str,
         *,
         headers: Headers = (),
@@ -295,6 +302,7 @@ class Denied(Exception):  # noqa: N818 - an answer to the peer, not an error of 
         flag: str = "",
         **details: object,
     ) -> None:
+        status, code = ANSWERS[reason]
         super().__init__(f"{status.value} {code}: {message}")
         self.reason = reason
         self.status = status.value
@@ -322,8 +330,6 @@ class Admitted:
         if self.secret is not None:
             raise Denied(
                 "scope",
-                HTTPStatus.FORBIDDEN,
-                "scope_too_small",
                 "a client secret only begins sessions, with its settings",
                 name=self.principal.name,
             )
@@ -382,8 +388,6 @@ class Gate:
         if not principal.may_use(mode):
             raise Denied(
                 "mode",
-                HTTPStatus.FORBIDDEN,
-                "mode_not_allowed",
                 f"this key may not use {mode}",
                 name=principal.name,
                 allowed=list(principal.modes or ()),
@@ -405,20 +409,11 @@ class Gate:
     def _check_source(self, headers: Headers, *, secure: bool) -> None:
         hosts = values_of(headers, "host")
         if not self.origins.answers_to(hosts):
-            raise Denied(
-                "host",
-                HTTPStatus.FORBIDDEN,
-                "host_not_allowed",
-                "this server answers only to names of its own machine",
-            )
+            raise Denied("host", "this server answers only to names of its own machine")
         origins = values_of(headers, "origin")
         if not self.origins.welcomes(origins, hosts, secure=secure):
             raise Denied(
-                "origin",
-                HTTPStatus.FORBIDDEN,
-                "origin_not_allowed",
-                "pages of this origin may not use this server",
-                flag=flag_for(origins),
+                "origin", "pages of this origin may not use this server", flag=flag_for(origins)
             )
 
     def _admit(
@@ -436,8 +431,6 @@ class Gate:
         if key is None:
             raise Denied(
                 "wrong_key" if shown else "no_key",
-                HTTPStatus.UNAUTHORIZED,
-                "unauthorized",
                 "this server wants a valid key, once: authorization: bearer KEY, or the "
                 f"subprotocols {SUBPROTOCOL} and {KEY_SUBPROTOCOL}KEY",
                 headers=[ask],
@@ -461,10 +454,4 @@ def open_gate(settings: Settings, *, clock: Callable[[], float] = anyio.current_
 def require_admin(principal: Key) -> None:
     """Raise `Denied` if the key has not the scope `admin`."""
     if not principal.is_admin:
-        raise Denied(
-            "scope",
-            HTTPStatus.FORBIDDEN,
-            "scope_too_small",
-            "this needs a key of the scope admin",
-            name=principal.name,
-        )
+        raise Denied("scope", "this needs a key of the scope admin", name=principal.name)

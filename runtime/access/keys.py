@@ -46,6 +46,7 @@ import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -239,29 +240,22 @@ class KeyFile:
         return None
 
 
-def read_key_file(path: Path) -> KeyFile:
-    """Read a key file; raises `KeyFileError` if it is missing, unreadable or invalid."""
-    data, mode = read_bytes(path)
-    return parse_key_file(path, data, mode)
+def read_key_file(path: Path, before: KeyFile | None = None) -> KeyFile:
+    """Read a key file, or return `before` where it is the same.
 
-
-def read_bytes(path: Path) -> tuple[bytes, int]:
-    """A file's bytes and permissions; raises `KeyFileError` if it is unreadable or too large."""
+    `KeyFileError`: it is missing, unreadable, too large or invalid.
+    """
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             data = file.read(FILE_BYTES_MAX + 1)
+        if len(data) > FILE_BYTES_MAX:
+            raise KeyFileError(f"{path}: more than {FILE_BYTES_MAX} bytes")
+        if before is not None and (data, mode) == (before.data, before.mode):
+            return before
+        return KeyFile(keys=parse_keys(data.decode("utf-8")), data=data, mode=mode)
     except OSError as error:
         raise KeyFileError(f"{path}: cannot be read: {error.strerror}") from error
-    if len(data) > FILE_BYTES_MAX:
-        raise KeyFileError(f"{path}: more than {FILE_BYTES_MAX} bytes")
-    return data, mode
-
-
-def parse_key_file(path: Path, data: bytes, mode: int) -> KeyFile:
-    """Parse the bytes of a key file; raises `KeyFileError` if they are invalid."""
-    try:
-        return KeyFile(keys=parse_keys(data.decode("utf-8")), data=data, mode=mode)
     except UnicodeDecodeError as error:
         raise KeyFileError(f"{path}: is not UTF-8") from error
     except KeysWrongError as error:
@@ -380,8 +374,9 @@ class KeyRing:
         """Take the file's keys if it changed; log an error once."""
         try:
             # A disk that hangs must not keep the server from ending.
-            file = await anyio.to_thread.run_sync(self._read, abandon_on_cancel=True)
-            if file is not None:
+            read = partial(read_key_file, self._path, self._file)
+            file = await anyio.to_thread.run_sync(read, abandon_on_cancel=True)
+            if file is not self._file:
                 self._take(file)
             self._failure = None
         except KeyFileError as error:
@@ -393,13 +388,6 @@ class KeyRing:
         if failure != self._failure:
             _LOG.error("%s; the keys stay as they were", failure)
         self._failure = failure
-
-    def _read(self) -> KeyFile | None:
-        """Read the file in a thread; None if it did not change."""
-        data, mode = read_bytes(self._path)
-        if (data, mode) == (self._file.data, self._file.mode):
-            return None
-        return parse_key_file(self._path, data, mode)
 
     def _take(self, file: KeyFile) -> None:
         before, self._file = self._file, file

@@ -28,7 +28,7 @@ from protocol.values.modes import Mode
 
 from ..access.middleware import CALLS_PATH, principal_of
 from ..link.address import connect, read_address
-from ..net.http import LIVE_PATH, CodedError, json_response
+from ..net.http import LIVE_PATH, CodedError, bad_request, json_response
 from ..webrtc.offer import LINE_BYTES_MAX, OFFER_BYTES_MAX
 from .local_client import RETRY
 from .openai import read_object
@@ -73,7 +73,7 @@ class Calls:
                     answer = await self._ask(request, sdp.encode(), session, is_live=True)
                 case _:
                     text = "session and transport are needed, the transport is webrtc with an sdp"
-                    raise CodedError(HTTPStatus.BAD_REQUEST, "invalid_payload", text, "transport")
+                    raise bad_request("invalid_payload", text, "transport")
         transport = {"type": "webrtc", "sdp": _sdp_of(answer)}
         return json_response({"session": {"id": answer["call"]}, "transport": transport})
 

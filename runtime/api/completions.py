@@ -24,7 +24,7 @@ from protocol.values.model import OUTPUT_RATE_HZ
 from protocol.wire.audio import to_pcm16
 from protocol.wire.kinds import STOCK_VOICES
 
-from ..net.http import CodedError
+from ..net.http import CodedError, bad_request
 from .local_client import RETRY, LocalClient
 
 _GENERATION: Final[Mapping[str, str]] = {
@@ -81,7 +81,7 @@ _STATUS: Final[Mapping[str, HTTPStatus]] = {
 
 def refuse_value(param: str, text: str) -> CodedError:
     """The answer to a parameter that is not served."""
-    return CodedError(HTTPStatus.BAD_REQUEST, "unsupported_value", f"{param}: {text}", param)
+    return bad_request("unsupported_value", f"{param}: {text}", param)
 
 
 def session_error(error: Mapping[str, Any]) -> CodedError:
@@ -165,12 +165,7 @@ def _check_parameters(body: Mapping[str, Any]) -> None:
         if name in _READ or name in _GENERATION or name in WITHOUT_EFFECT or value is None:
             continue
         if name not in _ONLY:
-            raise CodedError(
-                HTTPStatus.BAD_REQUEST,
-                "unsupported_parameter",
-                f"{name[:64]}: not served",
-                name[:64],
-            )
+            raise bad_request("unsupported_parameter", f"{name[:64]}: not served", name[:64])
         if value not in _ONLY[name]:
             raise refuse_value(name, f"only {_ONLY[name][0]} is served")
 
@@ -180,9 +175,9 @@ def _typed(body: Mapping[str, Any], name: str, kind: type, **default: Any) -> An
     if value is None:
         if "default" in default:
             return default["default"]
-        raise CodedError(HTTPStatus.BAD_REQUEST, "missing_field", f"{name}: is missing", name)
+        raise bad_request("missing_field", f"{name}: is missing", name)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise CodedError(HTTPStatus.BAD_REQUEST, "invalid_payload", f"{name}: another type", name)
+        raise bad_request("invalid_payload", f"{name}: another type", name)
     return value
 
 

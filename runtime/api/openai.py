@@ -47,7 +47,7 @@ from ..access.keys import Key
 from ..access.middleware import principal_of
 from ..media.decoder import Client, MediaDecoder
 from ..media.values import MediaError
-from ..net.http import CodedError, error_for, json_response
+from ..net.http import CodedError, bad_request, error_for, json_response
 from ..session.rate_limiter import RateLimiter
 from ..settings.settings import MIB, Settings
 from . import completions, transcriptions
@@ -79,10 +79,10 @@ _OBJECT: Final = {"realtime": "realtime.session", "transcription": "realtime.tra
 def refuse(error: FieldError | FrameError) -> NoReturn:
     """Raise the answer to a body that cannot be read."""
     if isinstance(error, FrameError):
-        raise CodedError(HTTPStatus.BAD_REQUEST, "invalid_json", error.reason) from None
+        raise bad_request("invalid_json", error.reason) from None
     path, _, _ = error.message.partition(": ")
     param = path.removeprefix("$.")
-    raise CodedError(HTTPStatus.BAD_REQUEST, str(error.code), error.message, param) from None
+    raise bad_request(str(error.code), error.message, param) from None
 
 
 def read_object(body: bytes, bytes_max: int) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def read_object(body: bytes, bytes_max: int) -> dict[str, Any]:
     try:
         return dict(parse_frame(body.decode(), bytes_max))
     except UnicodeDecodeError:
-        raise CodedError(HTTPStatus.BAD_REQUEST, "invalid_json", "this is not utf-8") from None
+        raise bad_request("invalid_json", "this is not utf-8") from None
     except FrameError as error:
         refuse(error)
 
@@ -108,7 +108,7 @@ def sign_secret(key: Key, lifetime_s: int, **claims: Any) -> tuple[str, int]:
         return secret.sign(key), secret.expires_s
     except client_secrets.SecretTooLongError as error:
         text = f"the session's settings do not fit: {error}"
-        raise CodedError(HTTPStatus.BAD_REQUEST, "invalid_payload", text, "session") from None
+        raise bad_request("invalid_payload", text, "session") from None
 
 
 class Begin(Protocol):
@@ -165,7 +165,8 @@ class OpenAIApi:
             asked = completions.Asked.of(body)
             self.check_model(asked.model, "model")
             client = LocalClient(partial(completions.react, asked))
-            self._open(request, opening, client, "chat", asked.seed)
+            opening.callback(client.leave)
+            self._begin(request, client, "chat", asked.seed)
             if asked.is_stream:
                 events = partial(completions.chunk, asked)
                 return await self._stream(request, opening, client, events)
@@ -186,7 +187,8 @@ class OpenAIApi:
             if is_small and len(pcm16) > LARGE_BYTES:  # a small file may have an hour of silence
                 _enter(request, opening, self._large_calls)
             client = LocalClient(partial(transcriptions.react, asked, pcm16))
-            self._open(request, opening, client, "transcription", None)
+            opening.callback(client.leave)
+            self._begin(request, client, "transcription", None)
             if asked.is_stream:
                 return await self._stream(request, opening, client, transcriptions.events)
             created, done = await until_gone(request, partial(_first_and_last, client))
@@ -202,8 +204,7 @@ class OpenAIApi:
         try:
             pcm = await self._decoder.decode_speech(file, self._speech_s_max, client)
         except MediaError as error:
-            status, text = HTTPStatus.BAD_REQUEST, f"file: {error.reason}"
-            raise CodedError(status, "invalid_audio", text, "file") from None
+            raise bad_request("invalid_audio", f"file: {error.reason}", "file") from None
         return await anyio.to_thread.run_sync(to_pcm16, pcm)
 
     async def _body(self, request: Request, opening: ExitStack) -> bytes:
@@ -217,18 +218,6 @@ class OpenAIApi:
         if not is_small:
             await self._limiter.wait(len(body))  # to read one holds up the event loop
         return body
-
-    def _open(
-        self,
-        request: Request,
-        opening: ExitStack,
-        client: LocalClient,
-        mode: Mode,
-        seed: int | None,
-    ) -> None:
-        """Begin a session, which ends when the answer is over."""
-        opening.callback(client.leave)
-        self._begin(request, client, mode, seed)
 
     async def _stream(
         self,

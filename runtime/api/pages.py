@@ -31,18 +31,17 @@ from __future__ import annotations
 import gzip
 import os
 import stat
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from http import HTTPStatus
 from io import FileIO
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 from urllib.parse import quote
 
 import anyio.to_thread
-import attrs
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -76,39 +75,28 @@ INDEX: Final = "index.html"
 HEADERS: Final = {"Cache-Control": "no-cache", "Content-Security-Policy": "frame-ancestors 'self'"}
 """A browser revalidates a page at each use (304 if it is the same). Only the page's own site may
 frame it: it may use the microphone."""
+_SAME = {
+    "application": "json pdf wasm xml",
+    "audio": "ogg wav",
+    "font": "otf ttf woff woff2",
+    "image": "avif gif jpeg png webp",
+    "text": "css csv html",
+    "video": "mp4 webm",
+}
 TYPES: Final = {
-    ".avif": "image/avif",
-    ".css": "text/css",
-    ".csv": "text/csv",
-    ".gif": "image/gif",
+    **{f".{name}": f"{kind}/{name}" for kind, names in _SAME.items() for name in names.split()},
     ".htm": "text/html",
-    ".html": "text/html",
     ".ico": "image/x-icon",
-    ".jpeg": "image/jpeg",
     ".jpg": "image/jpeg",
     ".js": "text/javascript",
-    ".json": "application/json",
     ".m4a": "audio/mp4",
     ".map": "application/json",
     ".md": "text/markdown",
     ".mjs": "text/javascript",
     ".mp3": "audio/mpeg",
-    ".mp4": "video/mp4",
-    ".ogg": "audio/ogg",
-    ".otf": "font/otf",
-    ".pdf": "application/pdf",
-    ".png": "image/png",
     ".svg": "image/svg+xml",
-    ".ttf": "font/ttf",
     ".txt": "text/plain",
-    ".wasm": "application/wasm",
-    ".wav": "audio/wav",
-    ".webm": "video/webm",
     ".webmanifest": "application/manifest+json",
-    ".webp": "image/webp",
-    ".woff": "font/woff",
-    ".woff2": "font/woff2",
-    ".xml": "application/xml",
 }
 """The same on every machine: browsers must not guess, and run scripts of these types only."""
 OTHER_TYPE: Final = "application/octet-stream"
@@ -170,8 +158,10 @@ class Pages:
         if file is not None:
             return file
         parent, _, last = stem.rpartition("/")
-        for page in _pages_of(last):
-            if self._is_there(f"{parent}/{page}" if parent else page):
+        dashed = last.replace("_", "-")
+        inside = (f"{last}/{INDEX}", f"{last}.html", f"{last}/{last}.html", f"{dashed}/{last}.html")
+        for page in inside:
+            if self._look_up(f"{parent}/{page}" if parent else page) is not None:
                 return f"./{quote(page.removesuffix(INDEX))}"
         return None
 
@@ -181,9 +171,6 @@ class Pages:
             return None if path is None else _File(path)
         except OSError:
             return None
-
-    def _is_there(self, name: str) -> bool:
-        return self._look_up(name) is not None
 
     def _look_up(self, name: str) -> str | None:
         """The path of a regular file in the folder, links followed; None for none."""
@@ -238,13 +225,6 @@ def is_public(path: str) -> bool:
     return path.isprintable() and path[1:].partition("/")[0] not in RESERVED
 
 
-def _pages_of(name: str) -> Iterator[str]:
-    yield f"{name}/{INDEX}"
-    yield f"{name}.html"
-    yield f"{name}/{name}.html"
-    yield f"{name.replace('_', '-')}/{name}.html"
-
-
 def _is_plain(names: Sequence[str]) -> bool:
     """Whether no name is empty, hidden, or `..`."""
     return all(name and not name.startswith(".") for name in names)
@@ -288,8 +268,7 @@ class Console:
         if not self._files:
             return []
         return [
-            *(Route(path, self._send_page) for path in sorted(self._pages)),
-            *(Route(path, self._send_file) for path in self._files),
+            *(Route(path, self._send) for path in sorted({*self._pages, *self._files})),
             Route("/api/console", self._show),
             Route("/api/console", self._sign_in, methods=["POST"]),
         ]
@@ -298,11 +277,15 @@ class Console:
         """Whether a path is a file of the console, which needs no key."""
         return bool(self._files) and (path in self._pages or path in self._files)
 
-    async def _send_page(self, request: Request) -> Response:
-        return _answer(request, self._files[WEB_PREFIX + PAGE])
-
-    async def _send_file(self, request: Request) -> Response:
-        return _answer(request, self._files[request.scope["path"]])
+    async def _send(self, request: Request) -> Response:
+        page = self._files[WEB_PREFIX + PAGE]
+        plain, packed = self._files.get(request.scope["path"], page)
+        accepted = request.headers.get("accept-encoding", "").lower().replace(" ", "").split(",")
+        file = packed if "gzip" in accepted else plain
+        encoding = {"Content-Encoding": "gzip"} if file is packed else {}
+        sent = {"Content-Security-Policy": PAGE_CSP, "Vary": "Accept-Encoding", **encoding}
+        with ExitStack() as opening:
+            return send_file(request, file, opening, HEADERS | sent, media_type=file.media_type)
 
     async def _show(self, request: Request) -> Response:
         principal, settings, server = principal_of(request), self._settings, self._server()
@@ -355,39 +338,13 @@ def _settings(session_kind: str) -> object:
     return schema["properties"]
 
 
-# -- the files ------------------------------------------------------------------------------------
-
-
-@attrs.frozen
-class _Shown:
-    """A file as it is, and for clients that take it compressed."""
-
-    plain: InMemory
-    packed: InMemory
-
-
-def _load() -> dict[str, _Shown]:
-    """All files, by their paths on the server."""
-    return {WEB_PREFIX + str(name): _read(name) for name in sorted(_names())}
-
-
-def _names() -> Iterator[PurePosixPath]:
-    for folder in (FOLDER, FOLDER / "console"):
-        for path in folder.iterdir():
-            if path.suffix in SHOWN:
-                yield PurePosixPath(path.relative_to(FOLDER).as_posix())
-
-
-def _read(name: PurePosixPath) -> _Shown:
-    data, media_type = (FOLDER / name).read_bytes(), TYPES[name.suffix]
-    packed = gzip.compress(data, mtime=0)
-    return _Shown(InMemory(data, media_type), InMemory(packed, media_type, "gzip"))
-
-
-def _answer(request: Request, shown: _Shown) -> Response:
-    accepted = request.headers.get("accept-encoding", "").lower().replace(" ", "").split(",")
-    file = shown.packed if "gzip" in accepted else shown.plain
-    encoding = {"Content-Encoding": file.encoding} if file.encoding else {}
-    sent = {"Content-Security-Policy": PAGE_CSP, "Vary": "Accept-Encoding", **encoding}
-    with ExitStack() as opening:
-        return send_file(request, file, opening, HEADERS | sent, media_type=file.media_type)
+def _load() -> dict[str, tuple[InMemory, InMemory]]:
+    """All files by their paths on the server, as they are and compressed."""
+    files = {}
+    for path in (*FOLDER.iterdir(), *(FOLDER / "console").iterdir()):
+        if path.suffix in SHOWN:
+            data, media_type = path.read_bytes(), TYPES[path.suffix]
+            packed = InMemory(gzip.compress(data, mtime=0), media_type)
+            name = WEB_PREFIX + path.relative_to(FOLDER).as_posix()
+            files[name] = InMemory(data, media_type), packed
+    return files

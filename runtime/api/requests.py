@@ -18,8 +18,8 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from functools import partial
 from hashlib import sha256
 from http import HTTPStatus
@@ -221,54 +221,46 @@ Write = Callable[[bytes], Awaitable[None]]
 WriteBody = Callable[[Write], Awaitable[None]]
 
 
+@asynccontextmanager
+async def _watching(receive: Receive, on_leave: Callable[[], object]) -> AsyncIterator[None]:
+    """Call `on_leave` if the client leaves during the block, whose error is raised as it is."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        on_leave()
+
+    failure = None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch)
+        try:
+            yield
+        except Exception as error:
+            failure = error  # a task group would raise it in a group
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
 async def while_there(request: Request, step: Callable[[], Awaitable[bool]]) -> None:
     """Take steps, the last of which is False, until the client leaves: `ClientDisconnect`.
 
     A step is never cut off: its thread would go on, and no place would be counted for it.
     """
-    has_left, failure = False, None
-
-    async def watch() -> None:
-        nonlocal has_left
-        while (await request.receive())["type"] != "http.disconnect":
+    left = anyio.Event()
+    async with _watching(request.receive, left.set):
+        while not left.is_set() and await step():
             pass
-        has_left = True
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watch)
-        try:
-            while not has_left and await step():
-                pass
-        except Exception as error:
-            failure = error  # a task group would raise it in a group
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
-    if has_left:
+    if left.is_set():
         raise ClientDisconnect
 
 
 async def until_gone(request: Request, work: Callable[[], Awaitable[T]]) -> T:
     """Do work, and cancel it when the client leaves: `ClientDisconnect`."""
-    made, failure = list[T](), None
-
-    async def watch() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        tasks.cancel_scope.cancel()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watch)
-        try:
-            made.append(await work())
-        except Exception as error:
-            failure = error  # a task group would raise it in a group
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
-    if not made:
-        raise ClientDisconnect
-    return made[0]
+    with anyio.CancelScope() as scope:
+        async with _watching(request.receive, scope.cancel):
+            return await work()
+    raise ClientDisconnect
 
 
 class Stream(Response):
@@ -299,23 +291,13 @@ class Stream(Response):
         async def write(piece: bytes) -> None:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
 
-        async def leave_with_the_client() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            tasks.cancel_scope.cancel()
-
         start = {"status": self.status_code, "headers": self.raw_headers}
-        with self._opened:
-            is_whole = False
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(leave_with_the_client)
+        with self._opened, anyio.CancelScope() as sending:
+            async with _watching(receive, sending.cancel):
                 await send({"type": "http.response.start", **start})
                 if scope["method"] != "HEAD":
                     await self._write_body(write)
-                is_whole = True
-                tasks.cancel_scope.cancel()
-            if is_whole:
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -340,7 +322,8 @@ class Part:
 def part_of(headers: Headers, *, size: int, etag: str) -> Part:
     """Choose the part of a file for a GET; `etag` is a strong one, quotes included."""
     fields = {"ETag": etag, "Accept-Ranges": "bytes"}
-    if _has_it(headers.get("if-none-match", ""), etag):
+    known = headers.get("if-none-match", "").split(",")
+    if not {"*", etag}.isdisjoint(tag.strip().removeprefix("W/") for tag in known):
         return Part(status=HTTPStatus.NOT_MODIFIED, headers=fields)
     is_same = headers.get("if-range", etag) == etag
     bounds = _bounds(headers.get("range", ""), size) if is_same else None
@@ -368,11 +351,6 @@ def _bounds(asked: str, size: int) -> tuple[int, int] | None:
     if last and int(last) < int(first):
         return None
     return int(first), min(size, int(last) + 1) if last else size
-
-
-def _has_it(if_none_match: str, etag: str) -> bool:
-    tags = {tag.strip().removeprefix("W/") for tag in if_none_match.split(",")}
-    return "*" in tags or etag in tags
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -447,12 +425,11 @@ class LogFile:
 
 
 class InMemory:
-    """A file in memory, as `File`; `encoding` is how its data is compressed."""
+    """A file in memory, as `File`."""
 
-    def __init__(self, data: bytes, media_type: str, encoding: str = "") -> None:
+    def __init__(self, data: bytes, media_type: str) -> None:
         self._data = data
         self.media_type = media_type
-        self.encoding = encoding
         self.size = len(data)
         self.etag = f'"{sha256(data).hexdigest()[:32]}"'
 

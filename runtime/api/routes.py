@@ -199,7 +199,9 @@ class Api:
         tickets = [_ticket_json(ticket) for ticket in self._tickets(principal)]
         items = queue_of(tickets, datetime.now(UTC))
         tasks = status_json(self._status())["running_tasks"] if principal.is_admin else []
-        body = {"queue_length": self._queue_length(), "tickets": tickets}
+        server = self._server()
+        length = 0 if server is None else server.admission.queue_length
+        body = {"queue_length": length, "tickets": tickets}
         return json_response(body | {"items": items, "running_tasks": tasks})
 
     async def _show_ticket(self, request: Request) -> Response:
@@ -242,10 +244,6 @@ class Api:
         return json_response(_model_json(name))
 
     # -- what a client may see ------------------------------------------------------------------
-
-    def _queue_length(self) -> int:
-        server = self._server()
-        return 0 if server is None else server.admission.queue_length
 
     def _tickets(self, principal: Key) -> list[TicketStatus]:
         server = self._server()

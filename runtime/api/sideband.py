@@ -29,8 +29,8 @@ from protocol.values.model import SAMPLE16_BYTES, Coding
 from protocol.values.record_names import RECORD_NAMES
 from protocol.values.requests import AppendSound, Request
 from protocol.values.utf8 import Frame
-from protocol.wire.audio import LIVE_RATE_HZ, Heard, to_pcm16
-from protocol.wire.codec import Context, decode_base64, encode_base64, parse_frame
+from protocol.wire.audio import LIVE_RATE_HZ, Resampler, to_pcm16
+from protocol.wire.codec import Context, Value, encode_base64, parse_frame
 from protocol.wire.dialects import LIVE, live
 from protocol.wire.dialects.base import refusal
 from protocol.wire.dialects.shared import SESSION_CLOSED, SESSION_REPLACED, SESSION_RESUMABLE
@@ -61,7 +61,7 @@ class Sideband:
         self._past: list[str] = []
         self._coding: Coding = "audio/pcm"
         self._seconds = 0
-        self._user = self._model = Heard(LIVE_RATE_HZ, to_hz=LIVE_RATE_HZ)
+        self._user = self._model = Resampler(LIVE_RATE_HZ, to_hz=LIVE_RATE_HZ)
         self.is_over = False
 
     def frames(self, item: Item) -> list[str]:
@@ -107,8 +107,8 @@ class Sideband:
         self._session = session
         sound_format = session["audio"]["format"]
         self._coding = sound_format["type"]
-        self._user = Heard(sound_format["rate"], self._coding, LIVE_RATE_HZ)
-        self._model = Heard(sound_format["rate"], self._coding, LIVE_RATE_HZ)
+        self._user = Resampler(sound_format["rate"], self._coding, LIVE_RATE_HZ)
+        self._model = Resampler(sound_format["rate"], self._coding, LIVE_RATE_HZ)
 
     def _second(self, frame: str, *, is_new: bool) -> list[str]:
         """Give the model's next second its place."""
@@ -116,7 +116,7 @@ class Sideband:
         self._seconds += 1
         if not is_new:
             return []
-        sound = decode_base64("$.delta", orjson.loads(frame)["delta"])
+        sound = Value(path="$.delta", value=orjson.loads(frame)["delta"]).binary()
         delta = encode_base64(to_pcm16(self._model.take(sound)))
         place = {"start_ms": start_ms, "end_ms": start_ms + MS_PER_S}
         return [_written({"type": live.OUTPUT_AUDIO, "delta": delta, **place})]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from email.message import Message
 from email.parser import BytesHeaderParser
-from http import HTTPStatus
 from typing import Any, Final
 
 import attrs
@@ -18,7 +17,7 @@ import pybase64
 
 from protocol.values.model import INPUT_RATE_HZ, SAMPLE16_BYTES
 
-from ..net.http import CodedError
+from ..net.http import bad_request
 from .completions import refuse_value, session_error
 from .local_client import LocalClient
 
@@ -49,15 +48,10 @@ class AskedText:
     def of(cls, content_type: str, body: bytes) -> AskedText:
         """Read a request; raises `CodedError`."""
         fields = read_form(content_type, body)
-        texts: dict[str, str] = {}
-        for name, data in fields.items():
-            if name != "file":
-                texts[name] = _text(name, data)
+        texts = {name: _text(name, data) for name, data in fields.items() if name != "file"}
         for name in ("file", "model"):
             if name not in fields:
-                raise CodedError(
-                    HTTPStatus.BAD_REQUEST, "missing_field", f"{name}: is missing", name
-                )
+                raise bad_request("missing_field", f"{name}: is missing", name)
         form = texts.get("response_format", "json")
         if form not in FORMATS:
             text = f"there are {', '.join(FORMATS)}: the model tells no times"
@@ -71,7 +65,7 @@ class AskedText:
         known = {"model", "response_format", "temperature", "stream", *_WITHOUT_EFFECT, *lists}
         for name in (each.removesuffix("[]") for each in texts.keys() - known):
             text = f"{name[:64]}: not served"
-            raise CodedError(HTTPStatus.BAD_REQUEST, "unsupported_parameter", text, name[:64])
+            raise bad_request("unsupported_parameter", text, name[:64])
         return cls(
             model=texts["model"],
             file=fields["file"],
@@ -91,30 +85,26 @@ def read_form(content_type: str, body: bytes) -> dict[str, bytes]:
         boundary = None
     if head.get_content_type() != "multipart/form-data" or not boundary:
         text = "the body is a form (multipart/form-data)"
-        raise CodedError(HTTPStatus.BAD_REQUEST, "invalid_form", text)
+        raise bad_request("invalid_form", text)
     line = b"\r\n--" + boundary.encode("latin-1", "replace")
     pieces = (b"\r\n" + body).split(line, PARTS_MAX + 2)
     if len(pieces) > PARTS_MAX + 2 or not pieces[-1].startswith(b"--"):
         text = f"the form has no end, or more than {PARTS_MAX} parts"
-        raise CodedError(HTTPStatus.BAD_REQUEST, "invalid_form", text)
+        raise bad_request("invalid_form", text)
     fields = {}
     for piece in pieces[1:-1]:
         names, blank, data = piece.partition(b"\r\n\r\n")
         headers = BytesHeaderParser().parsebytes(names.lstrip(b"\r\n")[:HEAD_BYTES_MAX])
         name = headers.get_param("name", header="content-disposition")
         if not blank or not isinstance(name, str):
-            raise CodedError(
-                HTTPStatus.BAD_REQUEST, "invalid_form", "a part of the form has no name"
-            )
+            raise bad_request("invalid_form", "a part of the form has no name")
         fields[name] = data
     return fields
 
 
 def _text(name: str, data: bytes) -> str:
     if len(data) > FIELD_CHARS_MAX:
-        raise CodedError(
-            HTTPStatus.BAD_REQUEST, "invalid_payload", f"{name[:64]}: too long", name[:64]
-        )
+        raise bad_request("invalid_payload", f"{name[:64]}: too long", name[:64])
     return data.decode("utf-8", "replace")
 
 

@@ -29,8 +29,6 @@ import hashlib
 import hmac
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from http import HTTPStatus
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl
 from xml.sax.saxutils import quoteattr
@@ -56,8 +54,6 @@ SIGNATURE: Final = "x-twilio-signature"
 BODY_BYTES_MAX: Final = 64 * 1024
 FIELDS_MAX: Final = 100
 """Of a request: Twilio sends some twenty fields."""
-TOKEN_CHARS: Final = range(16, 257)
-"""Twilio's have 32."""
 MESSAGE_BYTES_MAX: Final = 64 * 1024
 """Twilio's have 300; several seconds of sound fit."""
 SID_CHARS_MAX: Final = 40
@@ -71,20 +67,6 @@ _LOG: Final = logging.getLogger("antiphon.server")
 
 
 # -- who calls -----------------------------------------------------------------------------------
-
-
-def read_auth_token(path: Path) -> str:
-    """Read Twilio's auth token from its file; `ValueError`: it is unreadable, or none."""
-    try:
-        with path.open("rb") as file:
-            token = file.read(TOKEN_CHARS.stop).decode("utf-8").strip()
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: is not UTF-8") from error
-    if len(token) not in TOKEN_CHARS:
-        raise ValueError(f"{path}: a token of {len(token)} characters")
-    return token
 
 
 def _fields_of(body: bytes) -> list[tuple[str, str]]:
@@ -147,7 +129,7 @@ class Twilio:
         principal = self._gate.find_named(KEY_NAME)
         if principal is None:
             text = f"there is no key of the name {KEY_NAME}, to which calls belong"
-            raise Denied("no_key", HTTPStatus.UNAUTHORIZED, "unauthorized", text)
+            raise Denied("no_key", text)
         return Admitted(principal=principal)
 
     async def _answer(self, request: Request) -> Response:
@@ -174,8 +156,7 @@ class Twilio:
 
 
 def _unsigned() -> Denied:
-    text = "this address takes requests with Twilio's signature only"
-    return Denied("wrong_key", HTTPStatus.UNAUTHORIZED, "unauthorized", text)
+    return Denied("wrong_key", "this address takes requests with Twilio's signature only")
 
 
 # -- a call ----------------------------------------------------------------------------------------

@@ -110,23 +110,15 @@ LoadViewer = Callable[[ViewName], Viewer]
 """Loads a viewer in a thread, for its first view."""
 
 
-@attrs.frozen
-class Bounds:
-    """Of one kind of view: those that are made or sent at once, and the bytes of each."""
-
-    held_max: int
-    held_per_key_max: int
-    bytes_max: int
-
-
-BOUNDS: Final[Mapping[ViewName, Bounds]] = {
-    "page": Bounds(HELD_MAX, HELD_PER_KEY_MAX, PAGE_BYTES_MAX),
-    "sound": Bounds(SOUNDS_MAX, SOUNDS_PER_KEY_MAX, SOUND_BYTES_MAX),
-    "digest": Bounds(HELD_MAX, HELD_PER_KEY_MAX, DIGEST_BYTES_MAX),
-    "replay": Bounds(HELD_MAX, HELD_PER_KEY_MAX, REPLAY_BYTES_MAX),
-    "redacted-log": Bounds(SOUNDS_MAX, SOUNDS_PER_KEY_MAX, SOUND_BYTES_MAX),
-    "redacted-page": Bounds(HELD_MAX, HELD_PER_KEY_MAX, PAGE_BYTES_MAX),
+BOUNDS: Final[Mapping[ViewName, tuple[int, int, int]]] = {
+    "page": (HELD_MAX, HELD_PER_KEY_MAX, PAGE_BYTES_MAX),
+    "sound": (SOUNDS_MAX, SOUNDS_PER_KEY_MAX, SOUND_BYTES_MAX),
+    "digest": (HELD_MAX, HELD_PER_KEY_MAX, DIGEST_BYTES_MAX),
+    "replay": (HELD_MAX, HELD_PER_KEY_MAX, REPLAY_BYTES_MAX),
+    "redacted-log": (SOUNDS_MAX, SOUNDS_PER_KEY_MAX, SOUND_BYTES_MAX),
+    "redacted-page": (HELD_MAX, HELD_PER_KEY_MAX, PAGE_BYTES_MAX),
 }
+"""Of one kind of view: those that are made or sent at once, also for one key, and their bytes."""
 
 
 def make_kept(keep: Callable[[bytes], None], viewer: Viewer) -> Make:
@@ -181,13 +173,11 @@ class Views:
 
     def __init__(self, load_viewer: LoadViewer) -> None:
         self._load_viewer = load_viewer
-        making, digesting = (
-            ConcurrencyLimit(MAKING_MAX, MAKING_PER_KEY_MAX),
-            ConcurrencyLimit(DIGESTING_MAX, 1),
-        )
+        making = ConcurrencyLimit(MAKING_MAX, MAKING_PER_KEY_MAX)
+        digesting = ConcurrencyLimit(DIGESTING_MAX, 1)
         self._making = {name: digesting if name == "digest" else making for name in BOUNDS}
         self._held = {
-            name: ConcurrencyLimit(it.held_max, it.held_per_key_max) for name, it in BOUNDS.items()
+            name: ConcurrencyLimit(most, each) for name, (most, each, _) in BOUNDS.items()
         }
 
     async def answer(
@@ -232,7 +222,7 @@ class _View:
 
     def __init__(self, name: ViewName) -> None:
         self._name = name
-        self._bytes_max = BOUNDS[name].bytes_max
+        *_, self._bytes_max = BOUNDS[name]
         self._file = SpooledTemporaryFile(MEMORY_BYTES_MAX)  # noqa: SIM115 - the caller closes it
         self._hash = sha256()
         self._head = b""

@@ -167,7 +167,7 @@ async def answer_call(session: ClientSession, call: ToolCall, function: Function
     except Exception as error:
         output = f"error: {error}"
     with suppress(ClientError):  # the session is over, or its log
-        await session.say(ToolResult(call_id=call.id, output=output[:INPUT_CHARS_MAX]))
+        await session.send(ToolResult(call_id=call.id, output=output[:INPUT_CHARS_MAX]))
 
 
 class DuplexSession:
@@ -235,12 +235,12 @@ class DuplexSession:
     async def give_result(self, call: ToolCall, output: str) -> None:
         """Return what a tool of no function came to; raises as `pause` does."""
         self._check_open()
-        await self.raw.say(ToolResult(call_id=call.id, output=output))
+        await self.raw.send(ToolResult(call_id=call.id, output=output))
 
     async def tell(self, text: str) -> None:
         """Tell the model of an event, with the next second of sound; raises as `pause` does."""
         self._check_open()
-        await self.raw.say(TellModel(text=text))
+        await self.raw.send(TellModel(text=text))
 
     async def pause(self, timeout_s: float | None = None) -> None:
         """Pause the session; `Paused` is the answer. Only in `legacy-duplex`.
@@ -292,7 +292,7 @@ class DuplexSession:
     async def _send(self, appends: list[Append]) -> None:
         for append in appends:
             is_live = self.raw.dialect == "live"
-            await self.raw.say(AppendSound(pcm16=to_pcm16(append.pcm)) if is_live else append)
+            await self.raw.send(AppendSound(pcm16=to_pcm16(append.pcm)) if is_live else append)
 
     def _check_open(self) -> None:
         if self.raw.ended is not None:

@@ -19,7 +19,7 @@ from functools import partial
 from inspect import getdoc
 from itertools import count
 from types import MappingProxyType
-from typing import Final, Literal, overload
+from typing import Any, Final, Literal, overload
 
 import anyio
 import attrs
@@ -43,6 +43,7 @@ from .websocket import background
 
 Dialect = Literal["realtime", "duplex-v1", "legacy-duplex", "legacy-chat", "live"]
 OnQueue = Callable[[ms.QueuePlace], object]
+Opening = AbstractAsyncContextManager[tuple[ClientSession, ms.Created | None]]
 
 _LOG: Final = logging.getLogger("antiphon.client")
 
@@ -128,24 +129,18 @@ def connect(
         RemoteProtocolError: the server broke the protocol.
         LocalProtocolError: the arguments contradict each other.
     """
-    connecting = partial(
-        connect_raw,
-        url,
-        mode=mode,
-        dialect=dialect,
-        tls=tls,
-        key=key,
-        resume=resume,
-        on_connection=on_connection,
-    )
     chosen = _choose_init(dialect, mode, instructions, model, init)
     if tools and (mode == "chat" or dialect not in ("realtime", "duplex-v1")):
         raise LocalProtocolError(f"no tools in mode={mode} of {dialect}: each turn has its own")
     functions = {_tool_of(name, function): function for name, function in tools.items()}
     if functions:
         chosen = attrs.evolve(chosen, tools=tuple(functions))
-    opening = _Opening(connecting, retries, chosen, on_queue)
-    return _chat(opening) if mode == "chat" else _duplex(opening, mode, functions)
+    how: dict[str, Any] = {"tls": tls, "key": key, "resume": resume, "on_connection": on_connection}
+    connecting = partial(connect_raw, url, mode=mode, dialect=dialect, **how)
+    opening = _open(connecting, _checked(retries), chosen, on_queue)
+    if mode == "chat":
+        return _chat(opening, on_queue, record=chosen.record)
+    return _duplex(opening, mode, functions)
 
 
 @asynccontextmanager
@@ -167,19 +162,9 @@ async def transcribe(
     not to record it. Other arguments and `ClientError`s as of `connect`; an unknown model is raised
     on reading.
     """
-    connecting = partial(
-        connect_raw,
-        url,
-        mode="transcription",
-        dialect="transcription",
-        tls=tls,
-        key=key,
-        resume=resume,
-        on_connection=on_connection,
-    )
-    opening = _Opening(connecting, retries, Init(instructions=""))
-    async with AsyncExitStack() as stack:
-        raw, created = await opening.persevere(stack)
+    how: dict[str, Any] = {"tls": tls, "key": key, "resume": resume, "on_connection": on_connection}
+    connecting = partial(connect_raw, url, mode="transcription", dialect="transcription", **how)
+    async with _open(connecting, _checked(retries), Init(instructions="")) as (raw, created):
         assert created is not None
         if model is not None:
             await raw.choose(model, record=record)
@@ -193,11 +178,10 @@ def _tool_of(name: str | Tool, function: Function) -> Tool:
 
 @asynccontextmanager
 async def _duplex(
-    opening: _Opening, mode: Mode, tools: Mapping[Tool, Function]
+    opening: Opening, mode: Mode, tools: Mapping[Tool, Function]
 ) -> AsyncIterator[DuplexSession]:
     functions = {tool.name: function for tool, function in tools.items()}
-    async with AsyncExitStack() as stack:
-        raw, created = await opening.persevere(stack)
+    async with opening as (raw, created), AsyncExitStack() as stack:
         assert created is not None
         tasks = await stack.enter_async_context(background()) if tools else None
         session = DuplexSession(raw, mode=mode, created=created, tools=functions, tasks=tasks)
@@ -206,11 +190,11 @@ async def _duplex(
 
 
 @asynccontextmanager
-async def _chat(opening: _Opening) -> AsyncIterator[ChatSession]:
-    async with AsyncExitStack() as stack:
-        raw, created = await opening.persevere(stack)
-        record = opening.init.record
-        session = ChatSession(raw, created=created, on_queue=opening.on_queue, record=record)
+async def _chat(
+    opening: Opening, on_queue: OnQueue | None, *, record: bool
+) -> AsyncIterator[ChatSession]:
+    async with opening as (raw, created):
+        session = ChatSession(raw, created=created, on_queue=on_queue, record=record)
         yield session
         await session.leave()
 
@@ -235,51 +219,49 @@ def _choose_init(
     return chosen
 
 
-@attrs.frozen
-class _Opening:
-    connecting: Callable[[], AbstractAsyncContextManager[ClientSession]] = attrs.field(repr=False)
-    retries: int = attrs.field()
-    init: Init
-    on_queue: OnQueue | None = None
+def _checked(retries: int) -> int:
+    if not isinstance(retries, int) or not 0 <= retries <= RETRIES_MAX:
+        raise LocalProtocolError(f"retries is {retries!r}, allowed is 0 to {RETRIES_MAX}")
+    return retries
 
-    @retries.validator
-    def _check_retries(self, _attribute: object, retries: int) -> None:
-        if not isinstance(retries, int) or not 0 <= retries <= RETRIES_MAX:
-            raise LocalProtocolError(f"retries is {retries!r}, allowed is 0 to {RETRIES_MAX}")
 
-    async def persevere(self, stack: AsyncExitStack) -> tuple[ClientSession, ms.Created | None]:
-        """Open until it succeeds, fails for good, or was tried often enough."""
+@asynccontextmanager
+async def _open(
+    connecting: Callable[[], AbstractAsyncContextManager[ClientSession]],
+    retries: int,
+    init: Init,
+    on_queue: OnQueue | None = None,
+) -> AsyncIterator[tuple[ClientSession, ms.Created | None]]:
+    """Open until it succeeds, fails for good, or was tried often enough."""
+    created = None
+    async with AsyncExitStack() as stack:
         for number in count():
             try:
                 async with AsyncExitStack() as attempt:
-                    opened = await self._open(attempt)
+                    raw = await attempt.enter_async_context(connecting())
+                    if raw.dialect != "legacy-chat":  # whose only request sets it up
+                        created = await _set_up(raw, init, on_queue)
                     await stack.enter_async_context(attempt.pop_all())
-                    return opened
+                    break
             except ClientError as error:
-                if number == self.retries or not may_pass(error):
+                if number == retries or not may_pass(error):
                     raise
                 wait_s = backoff_s(number, random.random())
                 _LOG.info("connecting again in %.1f s: %s", wait_s, error)
             await anyio.sleep(wait_s)
-        raise AssertionError("it opens or raises")
+        yield raw, created
 
-    async def _open(self, stack: AsyncExitStack) -> tuple[ClientSession, ms.Created | None]:
-        """Connect and set up; the stack closes it."""
-        raw = await stack.enter_async_context(self.connecting())
-        if raw.dialect == "legacy-chat":
-            return raw, None  # its only request sets it up
-        return raw, await self._set_up(raw)
 
-    async def _set_up(self, raw: ClientSession) -> ms.Created:
-        async for message in raw:
-            match message:
-                case ms.Queued(place=place) | ms.QueueUpdate(place=place) if self.on_queue:
-                    self.on_queue(place)
-                case ms.QueueDone() if raw.connection.gate is Gate.CONNECTED:
-                    with suppress(SessionClosedError):  # the messages still to be read say why
-                        await raw.init(self.init)
-                case ms.ErrorReport() if message.code not in ADMISSION_ERRORS:
-                    raise ReportedError(message)
-                case ms.Created():
-                    return message
-        raise SessionClosedError(*raw.closed_with)
+async def _set_up(raw: ClientSession, init: Init, on_queue: OnQueue | None) -> ms.Created:
+    async for message in raw:
+        match message:
+            case ms.Queued(place=place) | ms.QueueUpdate(place=place) if on_queue:
+                on_queue(place)
+            case ms.QueueDone() if raw.connection.gate is Gate.CONNECTED:
+                with suppress(SessionClosedError):  # the messages still to be read say why
+                    await raw.init(init)
+            case ms.ErrorReport() if message.code not in ADMISSION_ERRORS:
+                raise ReportedError(message)
+            case ms.Created():
+                return message
+    raise SessionClosedError(*raw.closed_with)

@@ -77,7 +77,7 @@ class ClientSession:
         self.ended: Closed | None = None
         self._refusal: ErrorReport | None = None
         self._waiting: list[ServerMessage] = []
-        self._saying = anyio.Lock()
+        self._sending = anyio.Lock()
 
     @property
     def can_append(self) -> bool:
@@ -88,68 +88,68 @@ class ClientSession:
     # `SessionClosedError` if it is not sent. A cancelled one may leave half a message, and the
     # connection is dropped.
 
-    async def say(self, message: rq.ClientMessage) -> None:
+    async def send(self, message: rq.ClientMessage) -> None:
         """Send any message of the dialect."""
         with errors.as_client_errors():
             frame = self.connection.send(message)
-        async with self._saying:
+        async with self._sending:
             await self._websocket.send(frame)
 
     async def init(self, init: rq.Init) -> None:
         """Set the session up, after `QueueDone`."""
-        await self.say(init)
+        await self.send(init)
 
     async def append(self, append: rq.Append) -> None:
         """Send audio, once `can_append`."""
-        await self.say(append)
+        await self.send(append)
 
     async def see(self, see: rq.See) -> None:
         """Send a frame that goes with the next audio (002)."""
-        await self.say(see)
+        await self.send(see)
 
     async def pause(self, timeout_s: float | None = None) -> None:
         """Ask for a pause, of so many seconds at most (002)."""
-        await self.say(rq.Pause(timeout_s=timeout_s))
+        await self.send(rq.Pause(timeout_s=timeout_s))
 
     async def resume(self) -> None:
         """Ask to go on after a pause (002)."""
-        await self.say(rq.Resume())
+        await self.send(rq.Resume())
 
     async def interrupt(self) -> None:
         """Ask the model to stop speaking (002)."""
-        await self.say(rq.Interrupt())
+        await self.send(rq.Interrupt())
 
     async def report(self) -> None:
         """Leave a mark in the session's log (002, client_diagnostic)."""
-        await self.say(rq.Report())
+        await self.send(rq.Report())
 
     async def played(self, played_ms: int) -> None:
         """Tell how much of the speech was played, in milliseconds since the session began."""
-        await self.say(rq.Played(played_ms=played_ms))
+        await self.send(rq.Played(played_ms=played_ms))
 
     async def ask(self, ask: rq.Ask) -> None:
         """Ask for a turn of chat."""
-        await self.say(ask)
+        await self.send(ask)
 
     async def cancel(self) -> None:
         """Ask for the end of the answer that is under way, in a chat."""
-        await self.say(CancelResponse())
+        await self.send(CancelResponse())
 
     async def choose(self, model: str, *, record: bool = True) -> None:
         """Choose the model of a transcription, and whether it may be recorded."""
-        await self.say(rq.ChooseModel(model=model, record=record))
+        await self.send(rq.ChooseModel(model=model, record=record))
 
     async def append_sound(self, pcm16: bytes) -> None:
         """Send 16-bit sound to be transcribed."""
-        await self.say(rq.AppendSound(pcm16=pcm16))
+        await self.send(rq.AppendSound(pcm16=pcm16))
 
     async def commit(self, *, final: bool = False) -> None:
         """Have sound transcribed; `final` ends its utterance."""
-        await self.say(rq.Commit(final=final))
+        await self.send(rq.Commit(final=final))
 
     async def close(self, reason: str | None = None) -> None:
         """Ask for the session's end; the last messages are still to be received."""
-        await self.say(rq.CloseRequest(reason=reason))
+        await self.send(rq.CloseRequest(reason=reason))
 
     async def receive(self) -> ServerMessage | None:
         """Wait for the server's next message; None at the end of a session that ended in order.
@@ -268,7 +268,8 @@ def endpoint(url: str, mode: Mode, dialect: str = "realtime") -> str:
     query = [(name, value) for name, value in parse_qsl(parts.query) if name != "mode"]
     path = parts.path if parts.path.strip("/") else REALTIME_PATH
     paths = {"legacy-chat": CHAT_PATH, "live": LIVE_PATH, "openai": REALTIME_PATH}
-    paths["legacy-duplex"] = f"{DUPLEX_PATH}/{_label(mode)}"
+    label = f"{'adx' if mode == 'audio' else 'omni'}_{uuid4().hex[:12]}"
+    paths["legacy-duplex"] = f"{DUPLEX_PATH}/{label}"
     if dialect == "openai-transcription":
         query.append(("intent", "transcription"))
     elif dialect == "vllm-omni":
@@ -295,8 +296,3 @@ def normal_url(url: str) -> str:
     if not is_address:
         raise errors.AddressError(f"{url!r} is not the address of a server, such as 127.0.0.1:8006")
     return parts._replace(scheme=scheme).geturl()
-
-
-def _label(mode: Mode) -> str:
-    """A label for a session of 002; it names the mode, and need not be unique."""
-    return f"{'adx' if mode == 'audio' else 'omni'}_{uuid4().hex[:12]}"

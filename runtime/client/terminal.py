@@ -141,7 +141,7 @@ def show_connection(change: Reconnecting | Reconnected) -> str:
 
 
 class TextOutput:
-    """TextOutput on standard output, between which lines go to standard error."""
+    """Words on standard output, between which lines go to standard error."""
 
     def __init__(self) -> None:
         self._is_within_line = False

@@ -1,48 +1,474 @@
-"""`antiphon dev bench`: the duration of a unit as a client sees it, of one session and of many.
+"""`antiphon dev bench engine`: how many sessions an engine serves, in batches and one at a time.
 
-A real server, real WebSockets, a unit a second. The server runs in its own process, with recording
-on. Each client sends a second of speech and a picture every second, by the clock: clients are
-spread evenly, or all at once, the worst case for a model that computes one unit at a time. A unit's
-time runs from passing its append to the client's socket until its last frame (a listen, or the
-speech's text and sound) is received and parsed; the server's own `wall_clock_ms` runs from the
-unit's start to its result.
-
-Times depend on the machine, so each is compared within the same run: a unit with its second, eight
-sessions with one. `bench engine` measures the engine by itself. No limit fails.
+- Both modes alternate in this process on one model, so that other load affects both. A unit is
+  missed if answered more than a second after it was due, or never: a session `BEHIND_S` late is
+  abandoned with its remaining units. `busy_ms` is the CPU time of the engine's thread per unit,
+  which hardly depends on other load: a core serves 1000 / `busy_ms` sessions.
+- `run_rebuilt` measures how fast a session is rebuilt, in past units per second of the thread's CPU
+  time. A unit is a second, so the figures are multiples of real time. The session is that of the
+  load in slot 0, with one more unit that listens: it ends the turn, so no speech is decoded again.
 """
 
 from __future__ import annotations
 
-import tempfile
-import time
-from collections.abc import Callable, Sequence
+import os
+import platform
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 import anyio
 import attrs
 import click
+import numpy as np
 import orjson
+import simplejpeg
+from attrs import AttrsInstance
+from numpy.typing import NDArray
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from protocol.values.messages import Created, ErrorReport, Listen, QueueDone, Speech
-from protocol.values.requests import Append, Init
+from protocol.values import model as md
+from protocol.values.limits import NS_PER_S
 
-from ..client.errors import ClientError
-from ..client.session import ClientSession, connect
+from ..media.sound import read_wav
 from ..model import models
 from ..model.backends.base import BackendError
 from ..model.engine.backend import BATCH_MAX, EngineBackend
 from ..settings.settings import DEVICES, DTYPES
-from . import bench_engine as engine
 from . import interrupts
-from .bench_engine import Speech as Recorded
-from .server_process import model_option, served
+from .demo import sample
 
 if TYPE_CHECKING:
     from ..model.backends.minicpmo.model import DuplexModel
+
+# -- what the benches share ------------------------------------------------------------------------
+
+
+JPEG_SIDE: Final = 448
+JPEG_BYTES: Final = 20_000
+"""A camera's picture of this size at a usual quality; this one comes close to it."""
+MS: Final = 1000.0
+
+Arrival = Literal["together", "spread"]
+"""Sessions' units are due all at once, or spread over the second."""
+_Samples = NDArray[np.float32]
+
+
+@attrs.frozen(kw_only=True)
+class Times:
+    """Percentiles of durations in milliseconds; with few values, the highest is the maximum."""
+
+    count: int
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+
+
+def sum_up(durations_ms: Sequence[float]) -> Times:
+    """Sum up durations, at least one, by nearest rank: each figure is a measured one."""
+    p50, p99, longest = np.percentile(durations_ms, (50, 99, 100), method="inverted_cdf")
+    return Times(
+        count=len(durations_ms),
+        p50_ms=round(float(p50), 3),
+        p99_ms=round(float(p99), 3),
+        max_ms=round(float(longest), 3),
+    )
+
+
+@attrs.frozen(kw_only=True)
+class Speech:
+    """Speech in a loop; samples are 16 kHz mono, in [-1, 1]."""
+
+    name: str
+    samples: _Samples
+
+    def second(self, number: int) -> bytes:
+        """Cut out a second of the loop as float32 LE."""
+        at = np.arange(number * md.INPUT_RATE_HZ, (number + 1) * md.INPUT_RATE_HZ)
+        return self.samples[at % len(self.samples)].astype("<f4").tobytes()
+
+
+def load_speech() -> Speech:
+    """Return the recorded sample."""
+    path = sample("demo.wav")
+    return Speech(name=path.name, samples=np.frombuffer(read_wav(path), "<f4"))
+
+
+def camera_frame(number: int) -> bytes:
+    """Make a JPEG of about `JPEG_BYTES`: a constant scene with varying noise."""
+    at = np.arange(JPEG_SIDE)
+    scene = 110 + 60 * np.sin(at / 37)[:, None] * np.cos(at / 53)[None, :]
+    noise = np.random.default_rng(number).normal(0, 8, (JPEG_SIDE, JPEG_SIDE, 3))
+    picture = np.clip(scene[:, :, None] + noise, 0, 255).astype(np.uint8)
+    data: bytes = simplejpeg.encode_jpeg(picture, quality=60)
+    return data
+
+
+def machine_facts() -> dict[str, str | int | float]:
+    """Describe the machine; `load` is that of the last minute, this run's included."""
+    return {
+        "cores": os.cpu_count() or 0,
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "antiphon": version("antiphon"),
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+# -- printing -------------------------------------------------------------------------------------
+
+Found = TypeVar("Found", bound=AttrsInstance)
+
+
+class BenchError(click.ClickException):
+    """The bench cannot continue; the text gives the reason in one line."""
+
+
+def print_progress(text: str) -> None:
+    """Print progress on standard error."""
+    click.echo(f"bench: {text}", err=True)
+
+
+def print_found(
+    found: Found, show: Callable[[Console, Found], None], *, as_json: bool, options: int = 0
+) -> None:
+    """Print results by `show`, or as JSON of `attrs.asdict`, with further orjson `options`."""
+    if as_json:
+        options |= orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+        click.echo(orjson.dumps(attrs.asdict(found), option=options), nl=False)
+    else:
+        show(Console(), found)
+
+
+def machine_line(facts: Mapping[str, object]) -> str:
+    """Name the facts of `machine_facts` in one line."""
+    return ", ".join(f"{name} {value}" for name, value in facts.items())
+
+
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, whole: int = 1
+) -> Table:
+    """Make a table; the first `left` columns are aligned left, the first `whole` never wrapped."""
+    made = Table(box=SIMPLE)
+    for place, column in enumerate(columns):
+        made.add_column(column, justify="left" if place < left else "right", no_wrap=place < whole)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+# -- the measurement -------------------------------------------------------------------------------
+
+
+Mode = Literal["batched", "single"]
+Doing = Literal["speaking", "listening"]
+
+MODES: Final[tuple[Mode, ...]] = ("batched", "single")
+MISSED_SHARE: Final = 0.01
+"""A unit in a hundred may be late."""
+DUE_S: Final = 1.0
+BEHIND_S: Final = 5.0
+"""Five units would wait by then, and the server drops older ones (B7)."""
+LEAD_S: Final = 0.2
+"""From opening all sessions to the first unit."""
+NEAR: Final = 8
+"""The highest served and lowest failed count end an eighth apart: less than runs differ."""
+INSTRUCTIONS: Final = "Answer what you hear."
+SPEAKING_TOKENS: Final = 8
+"""Tokens fed in a speaking unit of the full shape: the one that begins it, and 7 of text."""
+OFFSET_S: Final = 3
+"""Offset in seconds of each session's input to the one before."""
+
+
+@attrs.frozen(kw_only=True)
+class Load:
+    """The activity of each session, with units of `speech` one a second.
+
+    Attributes:
+        doing: `speaking` makes the model speak in every unit, `listening` listen.
+        tokens_max: maximum tokens fed by a speaking unit.
+        frames: JPEG files that each unit shows.
+        instructions: said before the first unit; long ones fill the context.
+    """
+
+    speech: Speech
+    seconds: int
+    doing: Doing = "speaking"
+    tokens_max: int = 19
+    frames: tuple[bytes, ...] = ()
+    instructions: str = INSTRUCTIONS
+
+    def opening(self, number: int) -> md.Opening:
+        """The settings of session `number`."""
+        config = md.DuplexConfig(
+            force_listen_count=0,
+            listen_prob_scale=0.0,
+            length_penalty=10.0,
+            max_new_speak_tokens_per_chunk=self.tokens_max + 1,
+        )
+        return md.Opening(
+            instructions=self.instructions, voice=md.Voice(), config=config, seed=number
+        )
+
+    def unit(self, number: int, index: int) -> md.Unit:
+        """A unit of session `number`."""
+        pcm = self.speech.second(index + OFFSET_S * number)
+        must_listen = self.doing == "listening"
+        return md.Unit(index=index, pcm=pcm, frames=self.frames, force_listen=must_listen)
+
+
+@attrs.frozen(kw_only=True)
+class Case:
+    """What is run: how requests are computed, when units are due, and the number of sessions."""
+
+    mode: Mode
+    arrival: Arrival
+    sessions: int
+
+    def late(self, number: int) -> float:
+        """How much later in its second a session's unit is due than the first one's, in seconds."""
+        return number / self.sessions if self.arrival == "spread" else 0.0
+
+
+@attrs.frozen(kw_only=True)
+class EngineRun(Case):
+    """The results of one run.
+
+    Attributes:
+        missed: units answered more than a second late, or never.
+        latency: from due to answered.
+        latency_finalized: from due to finalized: a client's wait if answers were sent after it.
+        stages_ms: the median time of each stage, including other sessions' work.
+        tokens_mean: text tokens fed per unit.
+        spoken: share of the answered units that spoke.
+        busy_ms: CPU time of the engine's thread per unit.
+    """
+
+    units: int
+    missed: int
+    latency: Times
+    latency_finalized: Times
+    stages_ms: dict[str, float]
+    tokens_mean: float
+    spoken: float
+    busy_ms: float
+    batch_mean: float
+
+    @property
+    def is_served(self) -> bool:
+        """Whether under 1 % of the units were missed."""
+        return self.missed < MISSED_SHARE * self.units
+
+
+@attrs.frozen
+class Answer:
+    """One answered unit: times from due, times of the four stages, and fed tokens."""
+
+    answered_ms: float
+    finalized_ms: float
+    stages_us: tuple[int, int, int, int]
+    tokens: int
+    is_spoken: bool
+
+    @classmethod
+    def of(cls, result: md.UnitResult, answered_ms: float, finalized_ms: float) -> Answer:
+        """Take the values to sum up from a result."""
+        costs = result.costs
+        return cls(
+            answered_ms,
+            finalized_ms,
+            (costs.prefill_us, costs.llm_us, costs.tts_us, costs.token2wav_us),
+            len(result.fed_ids),
+            not result.is_listen,
+        )
+
+
+async def run_engine(backend: EngineBackend, load: Load, case: Case) -> EngineRun:
+    """Have sessions request units, and measure; the backend needs a slot for each session."""
+    answers: list[Answer] = []
+    opened = [await backend.open(load.opening(n), slot=n) for n in range(case.sessions)]
+    before = backend.engine.statistics
+    began_s = anyio.current_time() + LEAD_S
+
+    async def ask(number: int) -> None:
+        for index in range(load.seconds):
+            due_s = began_s + case.late(number) + index
+            await anyio.sleep_until(due_s)
+            if anyio.current_time() - due_s > BEHIND_S:
+                return
+            result = await opened[number].run(load.unit(number, index))
+            answered_s = anyio.current_time()
+            await opened[number].finalize(index, interrupted=False)
+            finalized_s = anyio.current_time()
+            answers.append(Answer.of(result, (answered_s - due_s) * MS, (finalized_s - due_s) * MS))
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(case.sessions):
+            tasks.start_soon(ask, number)
+    after = backend.engine.statistics
+    for session in opened:
+        await session.release()
+    turns = max(1, after.turns - before.turns)
+    return sum_up_run(
+        case,
+        answers,
+        units=case.sessions * load.seconds,
+        cpu_ns=after.cpu_ns - before.cpu_ns,
+        batch_mean=(after.answers - before.answers) / turns,
+    )
+
+
+def sum_up_run(
+    case: Case, answers: Sequence[Answer], *, units: int, cpu_ns: int, batch_mean: float
+) -> EngineRun:
+    """Sum up the units of a run; see `EngineRun` for the arguments."""
+    if not answers:
+        raise BenchError("no unit was answered")
+    in_time = sum(answer.answered_ms <= DUE_S * MS for answer in answers)
+    stages = np.median([answer.stages_us for answer in answers], axis=0) / MS
+    names = ("prefill", "llm", "tts", "token2wav")
+    return EngineRun(
+        **attrs.asdict(case),
+        units=units,
+        missed=units - in_time,
+        latency=sum_up([answer.answered_ms for answer in answers]),
+        latency_finalized=sum_up([answer.finalized_ms for answer in answers]),
+        stages_ms={name: round(float(ms), 2) for name, ms in zip(names, stages, strict=True)},
+        tokens_mean=round(float(np.mean([answer.tokens for answer in answers])), 2),
+        spoken=round(float(np.mean([answer.is_spoken for answer in answers])), 3),
+        busy_ms=round(cpu_ns / 1e6 / len(answers), 3),
+        batch_mean=round(batch_mean, 2),
+    )
+
+
+# -- how many ----------------------------------------------------------------------------------
+
+
+class Search:
+    """A search for the highest count up to `most`: `counts` in order, doubled, then bisected."""
+
+    def __init__(self, counts: Sequence[int], most: int) -> None:
+        self._counts = sorted({count for count in counts if count <= most})
+        self._most = most
+        self.served = 0
+        self.failed: int | None = None
+
+    def next_count(self) -> int | None:
+        """The next count to try; None at the end of the search."""
+        if self.failed is None:
+            further = [count for count in self._counts if count > self.served]
+            if further:
+                return further[0]
+            return min(2 * max(1, self.served), self._most) if self.served < self._most else None
+        middle = (self.served + self.failed) // 2
+        is_near = self.failed - self.served <= max(1, self.served // NEAR)
+        return None if is_near or middle == 0 else middle
+
+    def note(self, count: int, *, is_served: bool) -> None:
+        """Take a result."""
+        if is_served:
+            self.served = max(self.served, count)
+        else:
+            self.failed = count if self.failed is None else min(self.failed, count)
+
+
+@attrs.frozen(kw_only=True)
+class Served:
+    """The most sessions with under 1% of units missed, for one arrival.
+
+    Attributes:
+        single: one request at a time; None if that was not run.
+        ratio: `batched` divided by `single`; None if there is no `single`, or it is 0.
+        busy_ratio: CPU time per unit of single divided by batched, at the largest count of both.
+        is_bounded: the search ended at its highest count, so more may be possible.
+    """
+
+    arrival: Arrival
+    batched: int
+    single: int | None
+    ratio: float | None
+    busy_ratio: float | None
+    is_bounded: bool
+
+
+def judge(arrival: Arrival, runs: Sequence[EngineRun], searches: dict[Mode, Search]) -> Served:
+    """Sum up the runs of one arrival."""
+    batched, single = searches["batched"], searches.get("single")
+    return Served(
+        arrival=arrival,
+        batched=batched.served,
+        single=None if single is None else single.served,
+        ratio=round(batched.served / single.served, 2) if single and single.served else None,
+        busy_ratio=None if single is None else _busy_ratio(runs),
+        is_bounded=batched.failed is None,
+    )
+
+
+def _busy_ratio(runs: Sequence[EngineRun]) -> float:
+    busy = {(run.mode, run.sessions): run.busy_ms for run in runs}
+    counts = ({run.sessions for run in runs if run.mode == mode} for mode in MODES)
+    both = max(set.intersection(*counts))
+    return round(busy["single", both] / max(1e-3, busy["batched", both]), 2)
+
+
+# -- rebuilding -----------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Rebuilt:
+    """Units rebuilt per second of CPU time.
+
+    Attributes:
+        units: of the session.
+        exact: unit by unit, as recorded.
+        fast: in long prefills.
+        voiced: exact, with a turn that is open from the first unit on: all its speech again.
+    """
+
+    units: int
+    exact: float
+    fast: float
+    voiced: float
+
+
+async def run_rebuilt(backend: EngineBackend, load: Load) -> Rebuilt:
+    """Run a session, and rebuild it in each way; the backend is idle otherwise."""
+    past = await _past(backend, load)
+    voiced = [attrs.evolve(one, is_voiced=True) for one in past[:-1]]
+    return Rebuilt(
+        units=len(past),
+        exact=await _speed(backend, load, past, exact=True),
+        fast=await _speed(backend, load, past, exact=False),
+        voiced=await _speed(backend, load, voiced, exact=True),
+    )
+
+
+async def _past(backend: EngineBackend, load: Load) -> list[md.PastUnit]:
+    session, past = await backend.open(load.opening(0), slot=0), []
+    for index in range(load.seconds + 1):
+        unit = load.unit(0, index)
+        if index == load.seconds:
+            unit = attrs.evolve(unit, force_listen=True)
+        result = attrs.evolve(await session.run(unit), pcm=b"")
+        await session.finalize(index, interrupted=False)
+        past.append(md.PastUnit(unit=unit, result=result, interrupted=False))
+    await session.release()
+    return past
+
+
+async def _speed(
+    backend: EngineBackend, load: Load, past: Sequence[md.PastUnit], *, exact: bool
+) -> float:
+    session = await backend.open(load.opening(0), slot=0)
+    began_ns = backend.engine.statistics.cpu_ns
+    for begin in range(0, len(past), md.PAST_UNITS_MAX):
+        await session.rebuild(past[begin : begin + md.PAST_UNITS_MAX], exact=exact)
+    await session.release()  # The engine has then counted all that came before.
+    return round(len(past) * NS_PER_S / (backend.engine.statistics.cpu_ns - began_ns), 1)
 
 
 # -- antiphon dev bench engine ---------------------------------------------------------------------
@@ -56,15 +482,7 @@ SESSIONS_MAX: Final = 64
 """A full batch."""
 FULL: Final = "full shape, random weights, no vocoder"
 
-ARRIVALS: Final[tuple[engine.Arrival, ...]] = ("together", "spread")
-
-
-@attrs.frozen(kw_only=True)
-class Kinds:
-    """The runs that are made: how requests are computed (`batched` always), and when they come."""
-
-    modes: Sequence[engine.Mode] = engine.MODES
-    arrivals: Sequence[engine.Arrival] = ARRIVALS
+ARRIVALS: Final[tuple[Arrival, ...]] = ("together", "spread")
 
 
 @attrs.frozen(kw_only=True)
@@ -103,12 +521,12 @@ class EngineBenchResult:
     device: str
     dtype: str
     attention: str
-    doing: engine.Doing
+    doing: Doing
     seconds: int
     pictures: int
-    runs: list[engine.EngineRun]
-    served: list[engine.Served]
-    rebuilt: engine.Rebuilt
+    runs: list[EngineRun]
+    served: list[Served]
+    rebuilt: Rebuilt
     full: FullFacts | None
 
 
@@ -122,7 +540,12 @@ def _counts(_context: click.Context, _option: click.Parameter, value: str) -> li
     return counts
 
 
-@click.command("engine")
+@click.group("bench")
+def bench_command() -> None:
+    """Measure a part of the server: the model's engine."""
+
+
+@bench_command.command("engine")
 @click.option("--model", default="tiny", show_default=True, help="tiny, or a checkpoint's folder.")
 @click.option("--shape", type=click.Choice(["full"]), help="Random weights in the published shape.")
 @click.option("--random-weights", is_flag=True, help="Required with --shape full.")
@@ -167,9 +590,9 @@ def engine_command(
     layers_scale: float,
     sessions: list[int],
     seconds: int,
-    doing: engine.Doing,
+    doing: Doing,
     pictures: bool,
-    due: engine.Arrival | Literal["both"],
+    due: Arrival | Literal["both"],
     batched_only: bool,
     device: str | None,
     dtype: str | None,
@@ -184,12 +607,10 @@ def engine_command(
     """
     if (shape is not None) != random_weights:
         raise click.UsageError("--shape full and --random-weights go together")
-    frames = (engine.camera_frame(0),) if pictures else ()
-    load = engine.Load(speech=engine.load_speech(), seconds=seconds, doing=doing, frames=frames)
-    kinds = Kinds(
-        modes=engine.MODES[:1] if batched_only else engine.MODES,
-        arrivals=ARRIVALS if due == "both" else (due,),
-    )
+    frames = (camera_frame(0),) if pictures else ()
+    load = Load(speech=load_speech(), seconds=seconds, doing=doing, frames=frames)
+    modes = MODES[:1] if batched_only else MODES
+    arrivals = ARRIVALS if due == "both" else (due,)
     try:
         if shape is None:
             loaded = models.load_checkpoint(
@@ -197,16 +618,16 @@ def engine_command(
             )
         else:
             model, loaded = FULL, _full(layers_scale, dtype, exact=deterministic)
-            load = attrs.evolve(load, tokens_max=engine.SPEAKING_TOKENS)
+            load = attrs.evolve(load, tokens_max=SPEAKING_TOKENS)
         if deterministic:
             models.require_deterministic(model, loaded.info)
     except (models.ModelUnknownError, models.ModelUnusableError, BackendError) as error:
-        raise engine.BenchError(str(error)) from error
-    runs, served = measure_engine(loaded, load, sessions, kinds=kinds)
-    rebuilt = interrupts.run(engine.run_rebuilt, _backend(loaded, "batched"), load)
+        raise BenchError(str(error)) from error
+    runs, served = measure_engine(loaded, load, sessions, modes=modes, arrivals=arrivals)
+    rebuilt = interrupts.run(run_rebuilt, _backend(loaded, "batched"), load)
     keys = loaded.machine.llm.keys
     found = EngineBenchResult(
-        machine=engine.machine_facts(),
+        machine=machine_facts(),
         model=model,
         device=str(keys.device),
         dtype=str(keys.dtype).removeprefix("torch."),
@@ -219,7 +640,7 @@ def engine_command(
         rebuilt=rebuilt,
         full=full_facts(loaded, runs, load, layers_scale) if shape is not None else None,
     )
-    engine.print_found(found, _show_engine, as_json=as_json, options=orjson.OPT_NON_STR_KEYS)
+    print_found(found, _show_engine, as_json=as_json, options=orjson.OPT_NON_STR_KEYS)
 
 
 def _full(layers_scale: float, dtype: str | None, *, exact: bool) -> DuplexModel:
@@ -230,7 +651,7 @@ def _full(layers_scale: float, dtype: str | None, *, exact: bool) -> DuplexModel
         device = pick_device("cuda", prefer_cuda=True)
     except DeviceError as error:
         text = f"--shape full needs a GPU with about {GPU_GIB} GiB, and torch finds none here"
-        raise engine.BenchError(text) from error
+        raise BenchError(text) from error
     config, what = full_config(layers_scale), pick_dtype(dtype, device)
     slots = min(SESSIONS_MAX, models.slots_that_fit(plan(config, what), device))
     return random_model(
@@ -243,47 +664,46 @@ def _full(layers_scale: float, dtype: str | None, *, exact: bool) -> DuplexModel
 
 def measure_engine(
     model: DuplexModel,
-    load: engine.Load,
+    load: Load,
     counts: list[int],
     *,
-    kinds: Kinds = Kinds(),
-    show: Callable[[str], None] = engine.print_progress,
-) -> tuple[list[engine.EngineRun], list[engine.Served]]:
+    modes: Sequence[Mode] = MODES,
+    arrivals: Sequence[Arrival] = ARRIVALS,
+    show: Callable[[str], None] = print_progress,
+) -> tuple[list[EngineRun], list[Served]]:
     """Measure a loaded model; return the runs, `counts` sessions first, and the number served."""
 
-    def measure(case: engine.Case, what: engine.Load = load) -> engine.EngineRun:
-        return interrupts.run(engine.run_engine, _backend(model, case.mode), what, case)
+    def measure(case: Case, what: Load = load) -> EngineRun:
+        return interrupts.run(run_engine, _backend(model, case.mode), what, case)
 
-    runs: list[engine.EngineRun] = []
-    served: list[engine.Served] = []
+    runs: list[EngineRun] = []
+    served: list[Served] = []
     show("warming up")
-    measure(
-        engine.Case(mode="batched", arrival="spread", sessions=1), attrs.evolve(load, seconds=1)
-    )
-    for arrival in kinds.arrivals:
-        searches = {mode: engine.Search(counts, model.info.slots) for mode in kinds.modes}
-        mine: list[engine.EngineRun] = []
+    measure(Case(mode="batched", arrival="spread", sessions=1), attrs.evolve(load, seconds=1))
+    for arrival in arrivals:
+        searches = {mode: Search(counts, model.info.slots) for mode in modes}
+        mine: list[EngineRun] = []
         while any(search.next_count() is not None for search in searches.values()):
             for mode, search in searches.items():
                 count = search.next_count()
                 if count is None:
                     continue
-                run = measure(engine.Case(mode=mode, arrival=arrival, sessions=count))
+                run = measure(Case(mode=mode, arrival=arrival, sessions=count))
                 verdict = "served" if run.is_served else "not served"
                 show(f"{count} sessions, {arrival}, {mode}: {verdict}, {run.busy_ms} ms CPU a unit")
                 search.note(count, is_served=run.is_served)
                 mine.append(run)
         runs += mine
-        served.append(engine.judge(arrival, mine, searches))
+        served.append(judge(arrival, mine, searches))
     return runs, served
 
 
-def _backend(model: DuplexModel, mode: engine.Mode) -> EngineBackend:
+def _backend(model: DuplexModel, mode: Mode) -> EngineBackend:
     return EngineBackend(model, batch_max=BATCH_MAX if mode == "batched" else 1)
 
 
 def full_facts(
-    model: DuplexModel, runs: list[engine.EngineRun], load: engine.Load, layers_scale: float
+    model: DuplexModel, runs: list[EngineRun], load: Load, layers_scale: float
 ) -> FullFacts:
     """The facts of the full shape."""
     from ..model.backends.minicpmo.model import floor_ms, gpu_bytes
@@ -312,7 +732,7 @@ def _show_engine(console: Console, found: EngineBenchResult) -> None:
         f"{found.model} on {where}, {found.doing}, {found.seconds} units a session"
         f"{', each with a picture' * found.pictures}"
     )
-    console.print(engine.machine_line(found.machine), "\n", highlight=False)
+    console.print(machine_line(found.machine), "\n", highlight=False)
     figures = ("p50 ms", "p99 ms", "finalized p50", "missed", "batch", "CPU ms a unit")
     rows = [
         (
@@ -328,7 +748,7 @@ def _show_engine(console: Console, found: EngineBenchResult) -> None:
         )
         for run in found.runs
     ]
-    console.print(engine.table(("sessions", "due", "way", *figures), rows, left=3, whole=0))
+    console.print(table(("sessions", "due", "way", *figures), rows, left=3, whole=0))
     for each in found.served:
         console.print(_served_line(each), highlight=False)
     single = next((run for run in found.runs if run.sessions == 1), None)
@@ -345,7 +765,7 @@ def _show_engine(console: Console, found: EngineBenchResult) -> None:
         _show_full(console, found.full)
 
 
-def _served_line(each: engine.Served) -> str:
+def _served_line(each: Served) -> str:
     at_least = "at least " if each.is_bounded else ""
     line = f"Due {each.arrival}: {at_least}{each.batched} sessions in batches"
     if each.single is not None:
@@ -368,299 +788,3 @@ def _show_full(console: Console, full: FullFacts) -> None:
             f"{full.of_floor[count]:.1f} times that",
             highlight=False,
         )
-
-
-# -- antiphon dev bench ----------------------------------------------------------------------------
-
-
-INSTRUCTIONS: Final = "Answer what you hear and see."
-SESSIONS_WAIT_S: Final = 60.0
-"""For opening all sessions; a prompt takes a small part of a second."""
-ANSWERS_WAIT_S: Final = 10.0
-"""For the remaining answers after the last unit; then it counts as unanswered."""
-OFFSET_S: Final = 3
-"""Offset in seconds of each client's speech to the one before."""
-
-
-@attrs.frozen(kw_only=True)
-class UnitsResult:
-    """The results of one run.
-
-    Attributes:
-        arrival: when in the second their units come.
-        speaking_share: share of the answered units in which the model spoke.
-        dropped: units dropped by a late server (B7).
-        latency: at the clients.
-        latency_listening: of listening units; None if there were none.
-        latency_speaking: of speaking units; None if there were none.
-        server: by the server, without queues and network.
-        p50_of_second: the median as a part of the unit's second.
-    """
-
-    sessions: int
-    arrival: engine.Arrival
-    units: int
-    answered: int
-    speaking_share: float
-    dropped: int
-    latency: engine.Times
-    latency_listening: engine.Times | None
-    latency_speaking: engine.Times | None
-    server: engine.Times
-    p50_of_second: float
-    p99_of_second: float
-
-
-# -- the clients --------------------------------------------------------------------------------
-
-
-async def measure_units(
-    url: str, speech: Recorded, *, sessions: int, seconds: int, arrival: engine.Arrival
-) -> UnitsResult:
-    """Measure the units of clients, one a second; `BenchError`: a session fails or ends early."""
-    begin = anyio.Event()
-    frame = engine.shown_frame()
-    clients = [
-        _Client(
-            units=[
-                Append(
-                    pcm=speech.second(second + OFFSET_S * number),
-                    frames=(frame,),
-                    input_id=str(second),
-                )
-                for second in range(seconds)
-            ],
-            begin=begin,
-            late_s=number / sessions if arrival == "spread" else 0.0,
-        )
-        for number in range(sessions)
-    ]
-    async with anyio.create_task_group() as tasks:
-        for client in clients:
-            tasks.start_soon(client.run, url)
-        with anyio.move_on_after(SESSIONS_WAIT_S) as setting_up:
-            for client in clients:
-                await client.is_ready.wait()
-        begin.set()
-        if setting_up.cancelled_caught:
-            tasks.cancel_scope.cancel()
-    if setting_up.cancelled_caught:
-        raise engine.BenchError(f"{sessions} sessions were not set up within {SESSIONS_WAIT_S:g} s")
-    failure = next((client.failure for client in clients if client.failure), None)
-    if failure is not None:
-        raise engine.BenchError(f"a session of {sessions} failed: {failure}")
-    return _sum_up(clients, sessions=sessions, arrival=arrival)
-
-
-class _Client:
-    """One session; its appends and answers are named by number."""
-
-    def __init__(self, *, units: list[Append], begin: anyio.Event, late_s: float) -> None:
-        self.is_ready = anyio.Event()
-        self.failure: str | None = None
-        self.latency_ms: dict[int, float] = {}
-        self.server_ms: dict[int, float] = {}
-        self.spoken: set[int] = set()
-        self.dropped = 0
-        self.units = units
-        self._begin = begin
-        self._late_s = late_s
-        self._sent_ns: list[int] = []
-        self._all_answered = anyio.Event()
-
-    async def run(self, url: str) -> None:
-        """Hold the session to its end."""
-        try:
-            async with connect(url, mode="video") as session, anyio.create_task_group() as tasks:
-                async for message in session:
-                    if isinstance(message, Listen | Speech):
-                        self._take(message)
-                    elif isinstance(message, QueueDone):
-                        await session.init(Init(instructions=INSTRUCTIONS))
-                    elif isinstance(message, Created):
-                        tasks.start_soon(self._send, session)
-                    elif isinstance(message, ErrorReport):
-                        self.failure = f"{message.message} ({message.code})"
-                tasks.cancel_scope.cancel()
-        except* ClientError as errors:
-            self.failure = self.failure or _first(errors)
-        if not self._all_answered.is_set() and not self._sent_ns:
-            self.failure = self.failure or "the server ended it at once"
-        self.is_ready.set()
-
-    async def _send(self, session: ClientSession) -> None:
-        self.is_ready.set()
-        await self._begin.wait()
-        began_s = anyio.current_time() + self._late_s
-        for number, unit in enumerate(self.units):
-            await anyio.sleep_until(began_s + number)
-            self._sent_ns.append(time.perf_counter_ns())
-            await session.append(unit)
-        with anyio.move_on_after(ANSWERS_WAIT_S):
-            await self._all_answered.wait()
-        await session.close()
-
-    def _take(self, message: Listen | Speech) -> None:
-        """Note a frame of a unit's answer; the last one counts."""
-        number = int(message.input_id)
-        self.latency_ms[number] = (time.perf_counter_ns() - self._sent_ns[number]) / 1e6
-        self.server_ms[number] = message.metrics.wall_clock_ms
-        self.dropped = message.metrics.dropped_units
-        if isinstance(message, Speech):
-            self.spoken.add(number)
-        is_silent = not message.metrics.n_tts_tokens  # it listens, or speaks without a sound
-        is_whole = is_silent or (isinstance(message, Speech) and bool(message.pcm))
-        if is_whole and len(self.latency_ms) == len(self.units):
-            self._all_answered.set()
-
-
-def _first(errors: BaseExceptionGroup[Exception]) -> str:
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return str(error)
-
-
-def _sum_up(clients: list[_Client], *, sessions: int, arrival: engine.Arrival) -> UnitsResult:
-    listening: list[float] = []
-    speaking: list[float] = []
-    for client in clients:
-        for number, latency_ms in client.latency_ms.items():
-            (speaking if number in client.spoken else listening).append(latency_ms)
-    if not (listening or speaking):
-        raise engine.BenchError("no unit was answered")
-    latency = engine.sum_up([*listening, *speaking])
-    return UnitsResult(
-        sessions=sessions,
-        arrival=arrival,
-        units=sum(len(client.units) for client in clients),
-        answered=latency.count,
-        speaking_share=round(len(speaking) / latency.count, 3),
-        dropped=sum(client.dropped for client in clients),
-        latency=latency,
-        latency_listening=engine.sum_up(listening) if listening else None,
-        latency_speaking=engine.sum_up(speaking) if speaking else None,
-        server=engine.sum_up([ms for client in clients for ms in client.server_ms.values()]),
-        p50_of_second=round(latency.p50_ms / 1000, 4),
-        p99_of_second=round(latency.p99_ms / 1000, 4),
-    )
-
-
-# -- the command ----------------------------------------------------------------------------------
-
-SESSIONS_MANY: Final = 8
-RUNS: Final[tuple[tuple[int, engine.Arrival], ...]] = (
-    (1, "spread"),
-    (SESSIONS_MANY, "spread"),
-    (SESSIONS_MANY, "together"),
-)
-SECONDS: Final = 20
-SECONDS_MAX: Final = 200
-"""Longer sessions would reach the server's own limit."""
-
-
-@attrs.frozen(kw_only=True)
-class Bench:
-    """The results of one run; `latency_ratio` is eight sessions' latency divided by one's."""
-
-    machine: dict[str, str | int | float]
-    model: str
-    speech: str
-    seconds: int
-    units: list[UnitsResult]
-    latency_ratio: dict[str, dict[str, float]]
-
-
-@click.group("bench", invoke_without_command=True)
-@click.pass_context
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@model_option
-@click.option(
-    "--seconds",
-    type=click.IntRange(2, SECONDS_MAX),
-    default=SECONDS,
-    show_default=True,
-    help="Units per session; there are three runs of this many seconds.",
-)
-def bench_command(ctx: click.Context, *, as_json: bool, model: str, seconds: int) -> None:
-    """Measure how long a server takes for a unit: with one session, and with eight.
-
-    It takes a minute and a half, and wants a machine that does nothing else meanwhile. `bench
-    engine` measures the model's engine by itself instead: how many sessions it serves.
-    """
-    if ctx.invoked_subcommand is not None:
-        return
-    engine.print_found(interrupts.run(_run, model, seconds), _show, as_json=as_json)
-
-
-bench_command.add_command(engine_command)
-
-
-async def _run(model: str, seconds: int) -> Bench:
-    version("torch")  # Raises here, and not in the server's process, where the extra is missing.
-    speech = engine.load_speech()
-    with tempfile.TemporaryDirectory(prefix="antiphon-bench-") as name:
-        units: list[UnitsResult] = []
-        engine.print_progress(f"starting a server with the {model} model")
-        async with served(model, Path(name), "--slots", str(SESSIONS_MANY)) as url:
-            for sessions, arrival in RUNS:
-                engine.print_progress(f"{sessions} sessions, {arrival}, for {seconds} s")
-                units.append(
-                    await measure_units(
-                        url, speech, sessions=sessions, seconds=seconds, arrival=arrival
-                    )
-                )
-    return Bench(
-        machine=engine.machine_facts(),
-        model=model,
-        speech=speech.name,
-        seconds=seconds,
-        units=units,
-        latency_ratio={run.arrival: _ratio(run, units[0]) for run in units[1:]},
-    )
-
-
-def _ratio(many: UnitsResult, one: UnitsResult) -> dict[str, float]:
-    return {
-        "p50": round(many.latency.p50_ms / one.latency.p50_ms, 2),
-        "p99": round(many.latency.p99_ms / one.latency.p99_ms, 2),
-        "server_p50": round(many.server.p50_ms / one.server.p50_ms, 2),
-        "server_p99": round(many.server.p99_ms / one.server.p99_ms, 2),
-    }
-
-
-# -- for people ---------------------------------------------------------------------------------
-
-
-def _show(console: Console, found: Bench) -> None:
-    facts = engine.machine_line(found.machine)
-    console.print(f"{found.model} model, {found.seconds} s of {found.speech} a session; {facts}\n")
-    console.print("A unit, p50 / p99 in ms", _units_table(found))
-
-
-def _both(times: engine.Times | None) -> str:
-    return "-" if times is None else f"{times.p50_ms:.1f} / {times.p99_ms:.1f}"
-
-
-def _units_table(found: Bench) -> Table:
-    runs = found.units
-    ratios = [found.latency_ratio.get(run.arrival) for run in runs]
-    ratios[0] = None
-    rows: list[tuple[str, ...]] = [
-        ("as a client sees it", *(_both(run.latency) for run in runs)),
-        ("  listening", *(_both(run.latency_listening) for run in runs)),
-        ("  speaking", *(_both(run.latency_speaking) for run in runs)),
-        ("in the model", *(_both(run.server) for run in runs)),
-        (
-            "part of its second",
-            *(f"{run.p50_of_second:.1%} / {run.p99_of_second:.1%}" for run in runs),
-        ),
-        (
-            "times that of one session",
-            *(f"{ratio['p50']:.2f} / {ratio['p99']:.2f}" if ratio else "" for ratio in ratios),
-        ),
-        ("units answered", *(f"{run.answered} of {run.units}" for run in runs)),
-        ("  of them spoken", *(f"{run.speaking_share:.0%}" for run in runs)),
-    ]
-    names = [f"{run.sessions} {run.arrival}" if run.sessions > 1 else "1 session" for run in runs]
-    return engine.table(["", *names], rows)

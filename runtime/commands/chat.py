@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import click
@@ -40,23 +40,6 @@ from .interrupts import run
 
 RETRIES: Final = 0
 """A user at a terminal wants to know at once that no server is there."""
-
-
-@attrs.frozen(kw_only=True)
-class ChatOptions:
-    """The settings of each question.
-
-    `streams`: the answer comes as it is made; `speech` is None for words only; `key` is the API
-    key, if the server needs one; `record`: whether the server may record it.
-    """
-
-    url: str
-    dialect: Dialect
-    streams: bool
-    speech: rq.SpeechRequest | None
-    config: ChatConfig
-    key: str | None = attrs.field(default=None, repr=False)
-    record: bool = True
 
 
 class TextAnswer(terminal.TextOutput):
@@ -132,25 +115,33 @@ class JsonAnswer:
 Shown = TextAnswer | JsonAnswer
 
 
+@attrs.define(kw_only=True)
 class Chat:
     """A conversation, and its answers so far.
 
-    Args:
-        asking: the settings of each question.
+    Attributes:
+        streams: the answers come as they are made.
+        speech: None for words only.
+        key: the API key, if the server needs one.
+        record: whether the server may record it.
         system: the system message; empty for none.
         media: for the first question.
         speak: the file of the speech, if wanted.
     """
 
-    def __init__(
-        self, asking: ChatOptions, *, system: str, media: tuple[rq.Part, ...], speak: Path | None
-    ) -> None:
-        self._asking = asking
-        self._history: list[rq.ChatMessage] = [message("system", system)] if system else []
-        self._media = media
-        self._speak = speak
-        self._speech = bytearray()
-        self._is_begun = False
+    url: str
+    dialect: Dialect
+    streams: bool
+    speech: rq.SpeechRequest | None
+    config: ChatConfig
+    key: str | None = attrs.field(default=None, repr=False)
+    record: bool = True
+    system: str = ""
+    media: tuple[rq.Part, ...] = ()
+    speak: Path | None = None
+    _history: list[rq.ChatMessage] = attrs.field(init=False, factory=list)
+    _spoken: bytearray = attrs.field(init=False, factory=bytearray)
+    _is_begun: bool = attrs.field(init=False, default=False)
 
     def ask(self, text: str, shown: Shown) -> Response:
         """Ask, show the answer as it comes, and remember both; return the end of the answer.
@@ -158,36 +149,36 @@ class Chat:
         `ClientError`: it was not answered, and is forgotten. `AudioFileError`: the speech cannot be
         written; the answer is remembered.
         """
-        question = message("user", *self._media, text)
-        response, pcm = run(self._answer, (*self._history, question), shown)
+        question = message("user", *self.media, text)
+        system = (message("system", self.system),) if self.system else ()
+        response, pcm = run(self._answer, (*system, *self._history, question), shown)
         self._history += [question, message("assistant", response.text)]
-        self._media = ()
-        self._speech += pcm
+        self.media = ()
+        self._spoken += pcm
         shown.ends(response, len(pcm) / SAMPLE_BYTES / OUTPUT_RATE_HZ)
-        if self._speak is not None:
-            write_wav(self._speak, bytes(self._speech))
+        if self.speak is not None:
+            write_wav(self.speak, bytes(self._spoken))
         return response
 
     async def _answer(
         self, conversation: tuple[rq.ChatMessage, ...], shown: Shown
     ) -> tuple[Response, bytes]:
-        how = self._asking
         pcm = bytearray()
         async with connect(
-            how.url,
+            self.url,
             mode="chat",
-            dialect=how.dialect,
+            dialect=self.dialect,
             on_queue=shown.waits,
             on_connection=shown.connects,
             retries=RETRIES,
-            key=how.key,
-            init=rq.Init(instructions="", notices=True, record=how.record),
+            key=self.key,
+            init=rq.Init(instructions="", notices=True, record=self.record),
         ) as session:
             if not self._is_begun:
-                shown.begins(session.created, record=how.record)
+                shown.begins(session.created, record=self.record)
                 self._is_begun = True
             answer = await session.ask(
-                conversation, stream=how.streams, speech=how.speech or False, config=how.config
+                conversation, stream=self.streams, speech=self.speech or False, config=self.config
             )
             async for piece in answer:
                 pcm += piece.pcm
@@ -245,7 +236,7 @@ FAILURES: Final = (ClientError, AudioFileError)
     "streams",
     default=True,
     show_default=True,
-    help="TextOutput as they are made, or all at once.",
+    help="Words as they are made, or all at once.",
 )
 @terminal.dialect_option("realtime", "legacy-chat")
 @terminal.no_record_option
@@ -253,20 +244,15 @@ FAILURES: Final = (ClientError, AudioFileError)
 def chat_command(
     *,
     text: str | None,
-    url: str,
-    key: str | None,
-    system: str,
     images: tuple[Path, ...],
     sounds: tuple[Path, ...],
     video: Path | None,
-    speak: Path | None,
     voice: str | None,
     max_tokens: int,
     temperature: float | None,
-    streams: bool,
-    dialect: Dialect,
     no_record: bool,
     as_json: bool,
+    **given: Any,
 ) -> None:
     """Ask a server TEXT, and read what it answers.
 
@@ -293,16 +279,13 @@ def chat_command(
     config = ChatConfig(max_new_tokens=max_tokens)
     if temperature is not None:
         config = attrs.evolve(config, temperature=temperature)
-    asking = ChatOptions(
-        url=url,
-        key=key,
-        dialect=dialect,
-        streams=streams,
-        speech=_choose_speech(speak, voice),
+    chat = Chat(
+        speech=_choose_speech(given["speak"], voice),
         config=config,
         record=not no_record,
+        media=read_media(images, sounds, video),
+        **given,
     )
-    chat = Chat(asking, system=system, media=read_media(images, sounds, video), speak=speak)
     if text is None and sys.stdin.isatty() and not as_json:
         _converse(chat)
         return

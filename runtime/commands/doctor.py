@@ -22,11 +22,9 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from protocol.values.limits import VOICE_STEPS
-
 from ..model.models import ModelUnknownError, ModelUnusableError, explained, model_folder
 from ..net.memory import importing
-from ..settings.settings import CONTEXT_PERCENT, QUANTIZATIONS
+from ..settings.settings import QUANTIZATIONS, Settings
 from ..settings.sources import loading_options
 
 if TYPE_CHECKING:
@@ -101,26 +99,12 @@ class Diagnosis:
     versions: dict[str, str]
 
 
-@attrs.frozen(kw_only=True)
-class Question:
-    """The options of `antiphon serve`; None is its default."""
-
-    model: str
-    device: str | None = None
-    dtype: str | None = None
-    slots: int | None = None
-    deterministic: bool = False
-    voice_steps: int = VOICE_STEPS
-    quantize: str | None = None
-    context_percent: int = CONTEXT_PERCENT
-
-
-def examine(question: Question) -> Diagnosis:
-    """Check everything that serving a model needs."""
-    visit = _Visit(question)
+def examine(settings: Settings) -> Diagnosis:
+    """Check everything that serving a model by the settings needs."""
+    visit = _Visit(settings)
     findings = list(visit.findings())
     return Diagnosis(
-        model=question.model,
+        model=settings.model,
         would_serve=all(finding.state != "problem" for finding in findings),
         findings=findings,
         parts=visit.parts,
@@ -146,8 +130,8 @@ def _gb(size: int) -> str:
 class _Visit:
     """One examination; a check's results are kept for the next."""
 
-    def __init__(self, question: Question) -> None:
-        self.question = question
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
         self.parts: list[Part] = []
         self.memory: Memory | None = None
         self._folder = Path()
@@ -157,11 +141,11 @@ class _Visit:
 
     def findings(self) -> Iterator[Finding]:
         """Run the checks in order."""
-        if self.question.model == "scripted":
+        if self.settings.model == "scripted":
             yield Finding(check="model", state="ok", says="a script: needs no files and no device")
             return
         try:
-            self._folder = model_folder(self.question.model)
+            self._folder = model_folder(self.settings.model)
         except ModelUnknownError as error:
             do = "name the folder that contains config.json"
             yield Finding(check="folder", state="problem", says=str(error), do=do)
@@ -237,7 +221,7 @@ class _Visit:
             yield Finding(check="vocoder", state="problem", says=says, do=LAYOUT)
         says = "pieces of sound"
         if has_published(assets):
-            says = f"token2wav, {self.question.voice_steps} steps"
+            says = f"token2wav, {self.settings.voice_steps} steps"
             says += "" if has_default(assets) else "; sessions without reference audio get text"
         yield Finding(check="vocoder", state="ok", says=says)
 
@@ -250,9 +234,9 @@ class _Visit:
         if NVIDIA.exists():
             build += ", driver " + NVIDIA.read_text(errors="replace").splitlines()[0].strip()
         try:
-            prefer_cuda = self.question.model != "tiny"
-            self._device = pick_device(self.question.device, prefer_cuda=prefer_cuda)
-            self._dtype = pick_dtype(self.question.dtype, self._device)
+            prefer_cuda = self.settings.model != "tiny"
+            self._device = pick_device(self.settings.device, prefer_cuda=prefer_cuda)
+            self._dtype = pick_dtype(self.settings.dtype, self._device)
         except ValueError as error:
             return Finding(check="device", state="problem", says=build, do=str(error))
         dtype = str(self._dtype).removeprefix("torch.")
@@ -262,7 +246,7 @@ class _Visit:
     def _plan(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Finding:
         from ..model.backends.minicpmo.device import free_bytes
 
-        asked = self.question.quantize
+        asked = self.settings.quantize
         try:
             needs = self._needs(config, device, dtype, asked)
         except ValueError as error:
@@ -286,7 +270,7 @@ class _Visit:
             f"{_gb(self.memory.free_bytes)} free: {fit} sessions fit"
             f"{f' (with --quantize: {quantized})' * bool(quantized)}"
         )
-        wanted = self.question.slots or 1
+        wanted = self.settings.slots or 1
         if fit < wanted:
             do = f"ask for at most {fit} slots, or " if fit else ""
             do += f"free memory, or take --quantize, a smaller --dtype, another device ({OPTIONS})"
@@ -300,9 +284,9 @@ class _Visit:
         from ..model.backends.minicpmo.model import VOCODER
         from ..model.backends.minicpmo.voices import planned
 
-        needs = plan(config, dtype, quantize, self.question.context_percent)
+        needs = plan(config, dtype, quantize, self.settings.context_percent)
         with suppress(ModelUnusableError), explained(self._folder):  # Its own finding says it.
-            needs = planned(needs, self._folder / VOCODER, dtype, device, self.question.voice_steps)
+            needs = planned(needs, self._folder / VOCODER, dtype, device, self.settings.voice_steps)
         return needs
 
     def _replay(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Finding:
@@ -314,7 +298,7 @@ class _Visit:
                 return Finding(check=check, state="note", says=says)
             if not self._is_independent(config, device, dtype):
                 varies = "on this machine results depend on the batch"
-        elif not self.question.deterministic:
+        elif not self.settings.deterministic:
             varies = "on a GPU what is computed together may change the last bits"
         elif dtype.itemsize > HALF_BYTES:
             varies, do = "a GPU has no exact steps in this format", "take --dtype bf16 or fp16"
@@ -324,7 +308,7 @@ class _Visit:
         if not varies:
             says = "results are bitwise independent of the batch on this machine"
             return Finding(check=check, state="ok", says=says)
-        if self.question.deterministic:
+        if self.settings.deterministic:
             return Finding(check=check, state="problem", says=varies, do=do)
         return Finding(check=check, state="note", says=f"{varies}; logic replay works")
 
@@ -336,7 +320,7 @@ class _Visit:
         from ..model.backends.minicpmo.quantized import chosen
 
         with explained(self._folder):
-            how = chosen(config.quantization, self.question.quantize)
+            how = chosen(config.quantization, self.settings.quantize)
             return rows_are_independent(build_parts(config, dtype, device, how))
 
 
@@ -371,7 +355,7 @@ def doctor_command(*, as_json: bool, **asked: Any) -> None:
       0  it can be served
       1  it would not; each problem says what to do
     """  # noqa: D301 - click takes a backspace to keep the lines
-    found = examine(Question(**asked))
+    found = examine(Settings(**asked))
     if as_json:
         options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
         click.echo(orjson.dumps(attrs.asdict(found), option=options), nl=False)

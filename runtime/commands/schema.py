@@ -38,7 +38,7 @@ from protocol.values.state import BEGINNINGS, RECEPTION, TRANSITIONS, Gate, Sess
 from protocol.wire.dialects import MODES_OF
 from protocol.wire.schema import Message, describe, senders, session_kinds
 
-from ..serve.routing import AUDIO_LABELS, CHAT_PATH, DUPLEX_PATH, LIVE_PATH, REALTIME_PATH
+from ..serve.routing import AUDIO_LABELS, SPOKEN
 from ..settings.settings import Settings
 
 # -- notes that no class holds ---------------------------------------------------------------------
@@ -77,50 +77,38 @@ RULES: Final[tuple[str, ...]] = tuple(_SENTENCES["rules"])
 
 @attrs.frozen
 class Channel:
-    """An endpoint.
-
-    `address` is the path, where `{session_id}` is the client's own label; `query` is the schema of
-    each parameter that picks its dialects.
-    """
+    """An endpoint; `query` is the schema of each parameter that picks its dialects."""
 
     name: str
-    address: str
     dialects: tuple[str, ...]
     query: Mapping[str, Mapping[str, object]] = MappingProxyType({})
 
     @property
+    def address(self) -> str:
+        """The path, where `{session_id}` is the client's own label."""
+        return SPOKEN[self.dialects[0]][0].partition("?")[0]
+
+    @property
     def says(self) -> str:
         """Describe the dialects, and where the mode stands."""
-        text: str = _SENTENCES["channels"][self.name]
-        return text
+        return str(_SENTENCES["channels"][self.name])
 
 
 CHANNELS: Final[tuple[Channel, ...]] = (
+    Channel("realtime", ("realtime", "duplex-v1", "transcription", "transcription-responses")),
+    Channel("duplex", ("legacy-duplex",)),
+    Channel("chat", ("legacy-chat",)),
+    Channel("live", ("live",)),
+    Channel("openai", ("openai",), {"model": {"type": "string"}}),
     Channel(
-        name="realtime",
-        address=REALTIME_PATH,
-        dialects=("realtime", "duplex-v1", "transcription", "transcription-responses"),
-    ),
-    Channel(name="duplex", address=f"{DUPLEX_PATH}{{session_id}}", dialects=("legacy-duplex",)),
-    Channel(name="chat", address=CHAT_PATH, dialects=("legacy-chat",)),
-    Channel(name="live", address=LIVE_PATH, dialects=("live",)),
-    Channel(
-        name="openai",
-        address=REALTIME_PATH,
-        dialects=("openai",),
-        query={"model": {"type": "string"}},
+        "openai-transcription",
+        ("openai-transcription",),
+        {"intent": {"type": "string", "const": "transcription"}},
     ),
     Channel(
-        name="openai-transcription",
-        address=REALTIME_PATH,
-        dialects=("openai-transcription",),
-        query={"intent": {"type": "string", "const": "transcription"}},
-    ),
-    Channel(
-        name="vllm-omni",
-        address=REALTIME_PATH,
-        dialects=("vllm-omni",),
-        query={
+        "vllm-omni",
+        ("vllm-omni",),
+        {
             "duplex": {"type": "string", "const": "1"},
             "mode": {"type": "string", "enum": ["video", "audio"]},
             "model": {"type": "string"},

@@ -6,25 +6,17 @@ second one at once. The reply so far is written if the file is new; an existing 
 only after a conversation that came to its end.
 
 `LineView` writes one line for each event, `JsonView` one object a line, without the audio.
-
-With `--mic` it records and plays by sounddevice (PortAudio); else it plays nothing. PortAudio calls
-from a thread of its own, so both directions have a buffer with a lock. Sound that waits in the
-microphone's longer than `CAPTURED_S_MAX` is dropped: a conversation is about now. There is no echo
-cancellation.
 """
 
 from __future__ import annotations
 
 import signal
-import threading
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, Self, TypeAlias
+from typing import Final, TypeAlias
 
 import anyio
 import attrs
@@ -34,7 +26,7 @@ from rich.text import Text
 
 from protocol.values import messages as ms
 from protocol.values.live import UserWords
-from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, UNIT_BYTES
+from protocol.values.model import SAMPLE_BYTES
 from protocol.values.modes import Mode
 from protocol.wire.media import check_frame
 
@@ -42,9 +34,8 @@ from ..client import terminal
 from ..client.resuming import Reconnected, Reconnecting
 from ..client.websocket import background
 from ..media.sound import AudioFileError, read_wav, write_wav
-from ..settings.extras import install
 from .interrupts import run
-from .talk_session import Happening, Observer, Plan, Tally, cut_units, talk
+from .talk_session import Devices, Happening, Observer, Plan, Tally, cut_units, talk
 
 # -- views -----------------------------------------------------------------------------------------
 
@@ -91,7 +82,8 @@ class LineView(Observer):
                 text = printable(f"{message.message} ({message.code})")
                 self._write(at_s, "error", text, style="red")
             case ms.Closed():
-                self._write(at_s, "session", f"closed, {_end_of(message)}")
+                text = printable(message.client_reason or message.reason)
+                self._write(at_s, "session", f"closed, {text}")
 
     def connects(self, change: Reconnecting | Reconnected, at_s: float) -> None:
         """Write that the connection is lost or back."""
@@ -131,10 +123,6 @@ def _cost(happening: Happening) -> str:
     if metrics.dropped_units:
         parts.append(f"{metrics.dropped_units} dropped")
     return ", ".join(parts)
-
-
-def _end_of(closed: ms.Closed) -> str:
-    return printable(closed.client_reason or closed.reason)
 
 
 class JsonView(Observer):
@@ -249,136 +237,6 @@ def _spread(values_ms: list[float]) -> dict[str, float | None]:
     return {"median": round(median(values_ms), 3), "max": round(max(values_ms), 3)}
 
 
-# -- microphone and loudspeaker --------------------------------------------------------------------
-
-
-BLOCK_MS: Final = 20
-"""Of both directions: short, as it adds to the delay of an answer."""
-CAPTURED_S_MAX: Final = 3
-"""A server that accepts nothing for longer has lost what was said meanwhile."""
-
-
-class Devices:
-    """The default microphone (16 kHz mono) and loudspeaker (24 kHz mono), while it is entered.
-
-    `UnusableError` without sounddevice or PortAudio, and when it is entered without a device.
-    """
-
-    def __init__(self) -> None:
-        self._package: Final = _sounddevice()
-        self._lock: Final = threading.Lock()
-        self._captured = bytearray()
-        self._played = bytearray()
-        self._streams: list[Any] = []
-        self._amid_turn = False
-
-    def __enter__(self) -> Self:
-        """Open both."""
-        sound = self._package
-        try:
-            self._open(sound.RawInputStream, INPUT_RATE_HZ, self._capture)
-            self._open(sound.RawOutputStream, OUTPUT_RATE_HZ, self._sound)
-        except (sound.PortAudioError, ValueError) as error:
-            self.__exit__()
-            raise terminal.UnusableError(f"--mic: no microphone or loudspeaker: {error}") from error
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close both."""
-        while self._streams:
-            self._streams.pop().close()
-
-    def _open(self, kind: Callable[..., Any], rate_hz: int, callback: Callable[..., None]) -> None:
-        stream = kind(
-            samplerate=rate_hz,
-            channels=1,
-            dtype="float32",
-            blocksize=rate_hz * BLOCK_MS // 1000,
-            callback=callback,
-        )
-        self._streams.append(stream)
-        stream.start()
-
-    # -- the microphone ---------------------------------------------------------------------------
-
-    def forget(self) -> None:
-        """Drop what was heard so far."""
-        with self._lock:
-            self._captured.clear()
-
-    def second(self) -> bytes | None:
-        """Take the next second, float32 LE, 16 kHz mono; None before it is over."""
-        with self._lock:
-            if len(self._captured) < UNIT_BYTES:
-                return None
-            unit = bytes(self._captured[:UNIT_BYTES])
-            del self._captured[:UNIT_BYTES]
-            return unit
-
-    def _capture(self, data: Any, *_: object) -> None:
-        with self._lock:
-            self._captured += bytes(data)
-            del self._captured[: max(0, len(self._captured) - CAPTURED_S_MAX * UNIT_BYTES)]
-
-    # -- the loudspeaker --------------------------------------------------------------------------
-
-    def play(self, message: ms.ServerMessage) -> None:
-        """Play the model's sound; a listen during a turn, or an interruption, stops it."""
-        match message:
-            case ms.Speech(pcm=pcm, end_of_turn=is_end):
-                self._amid_turn = not is_end
-                with self._lock:
-                    self._played += pcm
-            case ms.Interrupted():
-                self._stop()
-            case ms.Listen() if self._amid_turn:
-                self._stop()
-
-    def _stop(self) -> None:
-        self._amid_turn = False
-        with self._lock:
-            self._played.clear()
-
-    def _sound(self, data: Any, frames: int, *_: object) -> None:
-        wanted = frames * SAMPLE_BYTES
-        with self._lock:
-            piece = bytes(self._played[:wanted])
-            del self._played[:wanted]
-        data[:] = piece.ljust(wanted, b"\0")
-
-
-@attrs.frozen
-class PlayingObserver(Observer):
-    """Plays what an observer is told, and tells it."""
-
-    _observer: Observer
-    _devices: Devices
-
-    def sent(self, unit: int, at_s: float, *, has_sound: bool) -> None:
-        """Pass it on."""
-        self._observer.sent(unit, at_s, has_sound=has_sound)
-
-    def received(self, happening: Happening) -> None:
-        """Play its sound, and pass it on."""
-        self._devices.play(happening.message)
-        self._observer.received(happening)
-
-    def connects(self, change: Reconnecting | Reconnected, at_s: float) -> None:
-        """Pass it on."""
-        self._observer.connects(change, at_s)
-
-
-def _sounddevice() -> Any:
-    try:
-        return import_module("sounddevice")
-    except ImportError as error:
-        text = f"--mic needs the extra 'mic': {install('mic')}"
-        raise terminal.UnusableError(text) from error
-    except OSError as error:  # sounddevice is there, and PortAudio is not
-        text = f"--mic: {error}: install PortAudio (on Debian: apt install libportaudio2)"
-        raise terminal.UnusableError(text) from error
-
-
 # -- the command -----------------------------------------------------------------------------------
 
 
@@ -484,8 +342,7 @@ def talk_command(
     tally = Tally()
     view = _choose_view(as_json=as_json, is_file=file is not None)
     started_s = time.monotonic()
-    observer = view if devices is None else PlayingObserver(view, devices)
-    talking = partial(_talk, url, plan, observer, mode=mode, dialect=dialect, key=key, tally=tally)
+    talking = partial(_talk, url, plan, view, mode=mode, dialect=dialect, key=key, tally=tally)
     with devices or nullcontext():
         is_interrupted = run(talking)
     if is_interrupted and mic:  # which is how it ends

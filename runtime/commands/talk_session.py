@@ -17,15 +17,21 @@ no IO. A unit is known by the id of its append. Without ids, in some dialects an
 are counted: one for each unit, text and audio that follow each other being one. A dropped unit has
 no outcome, so after one a count gives no round trips.
 
+`Devices` records and plays by sounddevice (PortAudio). It calls from a thread of its own, so both
+directions have a buffer with a lock. Sound that waits in the microphone's longer than
+`CAPTURED_S_MAX` is dropped: a conversation is about now. There is no echo cancellation.
+
 This file shows nothing and reads no file (`talk`).
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
-from typing import Final, Protocol
+from importlib import import_module
+from typing import Any, Final, Protocol, Self
 
 import anyio
 import attrs
@@ -33,7 +39,7 @@ import numpy as np
 
 from protocol.values import messages as ms
 from protocol.values.errors import CLIENT_ERRORS, ErrorCode
-from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, UNIT_BYTES
+from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, UNIT_BYTES
 from protocol.values.modes import Mode
 from protocol.values.requests import Append, Init
 from protocol.values.state import Gate
@@ -43,6 +49,7 @@ from ..client.errors import ClientError, ReportedError, SessionClosedError
 from ..client.resuming import Reconnected, Reconnecting
 from ..client.session import ClientSession, connect
 from ..client.websocket import background
+from ..settings.extras import install
 
 # -- sums ------------------------------------------------------------------------------------------
 
@@ -63,10 +70,6 @@ class Happening:
     message: ms.ServerMessage
     unit: int | None = None
     round_trip_ms: float | None = None
-
-
-def _no_metrics() -> ms.Metrics:
-    return ms.Metrics(kv_cache_length=0, recording="off")
 
 
 @attrs.define
@@ -96,7 +99,9 @@ class Tally:
     speeches: int = 0
     last_listen: int = -1
     last_speech: int = -1
-    metrics: ms.Metrics = attrs.field(factory=_no_metrics)
+    metrics: ms.Metrics = attrs.field(
+        factory=lambda: ms.Metrics(kv_cache_length=0, recording="off")
+    )
     wall_ms: list[float] = attrs.field(factory=list)
     round_trips_ms: list[float] = attrs.field(factory=list)
     errors: list[ms.ErrorReport] = attrs.field(factory=list)
@@ -150,7 +155,8 @@ class Tally:
             case ms.Listen() | ms.Speech():
                 unit, round_trip_ms = self._add_unit(message, at_s)
             case ms.ErrorReport():
-                self._add_error(message)
+                self.errors.append(message)
+                self.outcomes += message.code is ErrorCode.INFERENCE_ERROR
             case ms.Closed():
                 self.closed = message
         self._previous = message
@@ -201,9 +207,114 @@ class Tally:
         self.pcm += speech.pcm
         self._in_turn = not speech.end_of_turn
 
-    def _add_error(self, report: ms.ErrorReport) -> None:
-        self.errors.append(report)
-        self.outcomes += report.code is ErrorCode.INFERENCE_ERROR
+
+# -- microphone and loudspeaker --------------------------------------------------------------------
+
+
+BLOCK_MS: Final = 20
+"""Of both directions: short, as it adds to the delay of an answer."""
+CAPTURED_S_MAX: Final = 3
+"""A server that accepts nothing for longer has lost what was said meanwhile."""
+
+
+class Devices:
+    """The default microphone (16 kHz mono) and loudspeaker (24 kHz mono), while it is entered.
+
+    `UnusableError` without sounddevice or PortAudio, and when it is entered without a device.
+    """
+
+    def __init__(self) -> None:
+        self._package: Final = _sounddevice()
+        self._lock: Final = threading.Lock()
+        self._captured = bytearray()
+        self._played = bytearray()
+        self._streams: list[Any] = []
+        self._amid_turn = False
+
+    def __enter__(self) -> Self:
+        """Open both."""
+        sound = self._package
+        try:
+            self._open(sound.RawInputStream, INPUT_RATE_HZ, self._capture)
+            self._open(sound.RawOutputStream, OUTPUT_RATE_HZ, self._sound)
+        except (sound.PortAudioError, ValueError) as error:
+            self.__exit__()
+            raise terminal.UnusableError(f"--mic: no microphone or loudspeaker: {error}") from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close both."""
+        while self._streams:
+            self._streams.pop().close()
+
+    def _open(self, kind: Callable[..., Any], rate_hz: int, callback: Callable[..., None]) -> None:
+        stream = kind(
+            samplerate=rate_hz,
+            channels=1,
+            dtype="float32",
+            blocksize=rate_hz * BLOCK_MS // 1000,
+            callback=callback,
+        )
+        self._streams.append(stream)
+        stream.start()
+
+    # -- the microphone ---------------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """Drop what was heard so far."""
+        with self._lock:
+            self._captured.clear()
+
+    def second(self) -> bytes | None:
+        """Take the next second, float32 LE, 16 kHz mono; None before it is over."""
+        with self._lock:
+            if len(self._captured) < UNIT_BYTES:
+                return None
+            unit = bytes(self._captured[:UNIT_BYTES])
+            del self._captured[:UNIT_BYTES]
+            return unit
+
+    def _capture(self, data: Any, *_: object) -> None:
+        with self._lock:
+            self._captured += bytes(data)
+            del self._captured[: max(0, len(self._captured) - CAPTURED_S_MAX * UNIT_BYTES)]
+
+    # -- the loudspeaker --------------------------------------------------------------------------
+
+    def play(self, message: ms.ServerMessage) -> None:
+        """Play the model's sound; a listen during a turn, or an interruption, stops it."""
+        match message:
+            case ms.Speech(pcm=pcm, end_of_turn=is_end):
+                self._amid_turn = not is_end
+                with self._lock:
+                    self._played += pcm
+            case ms.Interrupted():
+                self._stop()
+            case ms.Listen() if self._amid_turn:
+                self._stop()
+
+    def _stop(self) -> None:
+        self._amid_turn = False
+        with self._lock:
+            self._played.clear()
+
+    def _sound(self, data: Any, frames: int, *_: object) -> None:
+        wanted = frames * SAMPLE_BYTES
+        with self._lock:
+            piece = bytes(self._played[:wanted])
+            del self._played[:wanted]
+        data[:] = piece.ljust(wanted, b"\0")
+
+
+def _sounddevice() -> Any:
+    try:
+        return import_module("sounddevice")
+    except ImportError as error:
+        text = f"--mic needs the extra 'mic': {install('mic')}"
+        raise terminal.UnusableError(text) from error
+    except OSError as error:  # sounddevice is there, and PortAudio is not
+        text = f"--mic: {error}: install PortAudio (on Debian: apt install libportaudio2)"
+        raise terminal.UnusableError(text) from error
 
 
 # -- the conversation ------------------------------------------------------------------------------
@@ -221,16 +332,6 @@ SOUND_LEVEL_MIN: Final = 0.01
 """A second whose loudest sample is below -40 dB of full scale counts as silent."""
 
 
-class Microphone(Protocol):
-    """Sound as it is spoken."""
-
-    def forget(self) -> None:
-        """Drop what was heard so far."""
-
-    def second(self) -> bytes | None:
-        """Take the next second, float32 LE, 16 kHz mono; None before it is over."""
-
-
 @attrs.frozen(kw_only=True)
 class Plan:
     """The material of a conversation.
@@ -240,7 +341,8 @@ class Plan:
         frame: a JPEG for each second, in mode=video.
         silence_s_max: whole seconds of silence after the file, at most.
         fast: send a second as soon as the one before it was answered, not in real time.
-        microphone: what is said in place of a file, until the conversation is stopped.
+        microphone: what is said in place of a file, until the conversation is stopped; it plays
+            what the server sends.
         record: whether the server may record it.
     """
 
@@ -249,7 +351,7 @@ class Plan:
     frame: bytes | None = None
     silence_s_max: int = 10
     fast: bool = False
-    microphone: Microphone | None = None
+    microphone: Devices | None = None
     record: bool = True
 
     @cached_property
@@ -396,6 +498,8 @@ class _Conversation:
 
     async def _receive(self) -> None:
         async for message in self._session:
+            if self._plan.microphone is not None:
+                self._plan.microphone.play(message)
             self._observer.received(self._tally.received(message, self._clock()))
             match message:
                 case ms.QueueDone() if self._session.connection.gate is Gate.CONNECTED:

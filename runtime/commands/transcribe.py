@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import anyio
 import attrs
@@ -116,16 +116,7 @@ Shown = TextTranscript | JsonTranscript
 )
 @terminal.no_record_option
 @terminal.json_option
-def transcribe_command(
-    *,
-    file: Path,
-    url: str,
-    key: str | None,
-    model: str | None,
-    realtime: bool,
-    no_record: bool,
-    as_json: bool,
-) -> None:
+def transcribe_command(*, file: Path, no_record: bool, as_json: bool, **how: Any) -> None:
     """Have a server transcribe what is said in FILE.
 
     FILE is a WAV of any rate, an hour at most. Its text is printed as it comes, a line an
@@ -144,21 +135,12 @@ def transcribe_command(
       1  the server could not be reached, refused, reported an error, or ended it
       2  a file or an option that cannot be used
     """  # noqa: D301 - click takes a backspace to keep the lines
-    if no_record and model is None:
+    if no_record and how["model"] is None:
         raise click.UsageError("--no-record needs the model's name: add --model NAME")
     with terminal.usable():
         utterances = cut_utterances(read_wav(file))
     shown = JsonTranscript() if as_json else TextTranscript()
-    dictation = partial(
-        dictate,
-        url,
-        utterances,
-        shown,
-        model=model,
-        key=key,
-        realtime=realtime,
-        record=not no_record,
-    )
+    dictation = partial(dictate, utterances=utterances, shown=shown, record=not no_record, **how)
     try:
         whole = run(dictation)
     except ClientError as error:

@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.table import Table
 
 from ..client import terminal
-from ..client.errors import CannotConnectError
 from ..client.session import REALTIME_PATH
 from ..client.websocket import cannot_connect, reason_of
 
@@ -32,53 +31,30 @@ POLL_S: Final = 1.0
 Worker = dict[str, Any]
 
 
-class WorkersClient:
-    """Requests to one server, one a connection; `url` is one of `terminal.url_option`."""
-
-    def __init__(self, url: str, key: str | None) -> None:
-        parts = urlsplit(url)
-        self._url, self._host, self._port = url, parts.hostname or "", parts.port
-        self._is_tls = parts.scheme == "wss"
-        self._path = parts.path.removesuffix("/").removesuffix(REALTIME_PATH)
-        self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-
-    def workers(self) -> list[Worker]:
-        """All workers of the server."""
-        found: list[Worker] = self._request("GET", "/api/workers")["workers"]
-        return found
-
-    def drain(self, number: int) -> Worker:
-        """Drain a worker."""
-        return self._request("POST", f"/api/workers/{number}/drain")
-
-    def add(self, address: str) -> Worker:
-        """Add a worker."""
-        return self._request("POST", "/api/workers", orjson.dumps({"address": address}))
-
-    def _request(self, method: str, path: str, body: bytes | None = None) -> dict[str, Any]:
-        kind = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection
-        connection = kind(self._host, self._port, timeout=ANSWER_WAIT_S)
-        try:
-            connection.request(method, self._path + path, body=body, headers=self._headers)
-            answer = connection.getresponse()
-            status, content = answer.status, _read(answer.read(ANSWER_BYTES_MAX))
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise click.ClickException(terminal.explain(self._failure(error))) from error
-        finally:
-            connection.close()
-        if not 200 <= status < 300:
-            text = f"the server refused: {content.get('message', 'no reason')} (HTTP {status})"
-            raise click.ClickException(terminal.advise(text, status))
-        return content
-
-    def _failure(self, error: Exception) -> CannotConnectError:
-        is_tls = isinstance(error, ssl.SSLError)
-        why = (
-            reason_of(error)
-            if isinstance(error, OSError)
-            else "what answers there is not an Antiphon server"
-        )
-        return cannot_connect(self._url, why, is_tls=is_tls)
+def _ask(
+    url: str, key: str | None, method: str, path: str = "", body: bytes | None = None
+) -> dict[str, Any]:
+    """Make a request about workers to the server at a `terminal.url_option`, on one connection."""
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "wss" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_WAIT_S)
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    above = parts.path.removesuffix("/").removesuffix(REALTIME_PATH)
+    try:
+        connection.request(method, f"{above}/api/workers{path}", body=body, headers=headers)
+        answer = connection.getresponse()
+        status, content = answer.status, _read(answer.read(ANSWER_BYTES_MAX))
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        why = "what answers there is not an Antiphon server"
+        why = reason_of(error) if isinstance(error, OSError) else why
+        failure = cannot_connect(url, why, is_tls=isinstance(error, ssl.SSLError))
+        raise click.ClickException(terminal.explain(failure)) from error
+    finally:
+        connection.close()
+    if not 200 <= status < 300:
+        text = f"the server refused: {content.get('message', 'no reason')} (HTTP {status})"
+        raise click.ClickException(terminal.advise(text, status))
+    return content
 
 
 def _read(body: bytes) -> dict[str, Any]:
@@ -99,7 +75,7 @@ def list_command(*, url: str, key: str | None, as_json: bool) -> None:
     A worker is serving, draining (its sessions move), condemned (lost, or a call hangs in it) or
     loading (its replacement is loaded). Workers with the same fingerprint hold the same model.
     """
-    workers = WorkersClient(url, key).workers()
+    workers = _ask(url, key, "GET")["workers"]
     if as_json:
         for worker in workers:
             terminal.echo_json(worker)
@@ -127,8 +103,7 @@ def drain_command(*, number: int, wait: bool, url: str, key: str | None, as_json
     It is closed when the last has left, and nothing takes its place. The last worker that serves
     is not drained: add another first.
     """
-    client = WorkersClient(url, key)
-    worker, reported = client.drain(number), None
+    worker, reported = _ask(url, key, "POST", f"/{number}/drain"), None
     while True:
         if (left := worker["leased"]) != reported:
             _show(worker, f"worker {number} is draining, {left} sessions left", as_json)
@@ -136,7 +111,7 @@ def drain_command(*, number: int, wait: bool, url: str, key: str | None, as_json
         if not wait:
             return
         time.sleep(POLL_S)
-        found = [each for each in client.workers() if each["number"] == number]
+        found = [it for it in _ask(url, key, "GET")["workers"] if it["number"] == number]
         if not found:
             break
         worker = found[0]
@@ -155,7 +130,7 @@ def add_command(*, address: str, url: str, key: str | None, as_json: bool) -> No
     others. Only a server that was started with --worker-address takes more workers; after a
     restart it knows those of its settings again.
     """
-    worker = WorkersClient(url, key).add(address)
+    worker = _ask(url, key, "POST", body=orjson.dumps({"address": address}))
     _show(worker, f"worker {worker['number']} serves {worker['slots']} slots", as_json)
 
 

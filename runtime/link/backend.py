@@ -185,7 +185,7 @@ class WorkerBackend:
                 self._cancel(message)
         came = call.came
         if isinstance(came, Failed):
-            raise self._failure(came)
+            raise _ERRORS.get(came.why, WorkerBroke)(came.text[:TEXT_CHARS_MAX])
         if came is None:
             raise self._gone()
         if not isinstance(came, kind) or (index is not None and _index_of(came) != index):
@@ -247,11 +247,6 @@ class WorkerBackend:
 
     def _gone(self) -> base.BackendGone:
         return base.BackendGone(f"worker {self._name}: {self._link.reason}")
-
-    def _failure(self, failed: Failed) -> Exception:
-        text = failed.text[:TEXT_CHARS_MAX]
-        error = _ERRORS.get(failed.why)
-        return WorkerBroke(text) if error is None else error(text)
 
 
 def _index_of(event: ev.Event) -> int | None:

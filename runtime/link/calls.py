@@ -5,6 +5,7 @@
 - An effect asks for a call, an event is its progress or its result; a failed one raises. Units,
   turns and chunks differ in their input and result only: `StartUnit -> UnitDone`,
   `StartTurn -> TurnPrefilled, TurnProgress..., TurnDone`, `RunChunk -> ChunkDone`.
+- The server, a worker and a full replay make all their calls here (`HeldModel`).
 - A unit is then committed (`StartFinalize -> FinalizeDone`) or undone (`Rollback -> RollbackDone`).
 - The calls of one slot never overlap, except `cut`.
 """

@@ -321,7 +321,9 @@ class _Energy:
         is_after_gap = self._end is not None and (sound.begin - self._end) * USER_SAMPLE >= GAP
         rate_hz, is_float = sound.rate_hz or model.INPUT_RATE_HZ, not sound.rate_hz
         if is_after_gap or rate_hz != self._rate_hz:
-            self._break_off()
+            self._settle()
+            self._base = self._searched
+            self._detector = SpeechDetector()
             self._rate_hz = rate_hz
         elif is_float != self._is_float and self._batch:
             self._detect()
@@ -369,11 +371,6 @@ class _Energy:
         if self._open is not None:
             detector = self._detector
             self._close(self._base + (detector.end_ms - detector.quiet_ms) * TICKS_PER_MS)
-
-    def _break_off(self) -> None:
-        self._settle()
-        self._base = self._searched
-        self._detector = SpeechDetector()
 
     def spans(self) -> tuple[Span, ...]:
         self._settle()

@@ -8,7 +8,7 @@ pieces does not matter.
 The trained model is that of the package `silero-vad` (extra `antiphon[vad]`), computed by
 onnxruntime. Its network is loaded once and has no state; each session has its own: what it
 remembers, and the end of its sound. A second of sound in one piece takes 2 ms of a processor, frame
-by frame 4: less than a thread of its own would be worth.
+by frame 4: too much for the event loop once there are many sessions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from protocol.values import events as ev
 from protocol.values.effects import DetectSpeech
 from protocol.values.limits import MS_PER_S, NS_PER_S
 from protocol.values.model import INPUT_RATE_HZ, SAMPLE16_BYTES
-from protocol.wire.audio import Heard
+from protocol.wire.audio import Resampler
 
 from ..settings.extras import install
 
@@ -64,6 +64,7 @@ def network() -> Any:
 class SileroJudge:
     """Judges one session's frames."""
 
+    is_slow = True
     frame_ms = FRAME_SAMPLES * MS_PER_S // INPUT_RATE_HZ
     window = 6
     start = 5
@@ -72,7 +73,7 @@ class SileroJudge:
     """It hears speech on after its end; a quarter of a second lasts up to 380 ms."""
 
     def __init__(self) -> None:
-        self._resampler: Heard | None = None
+        self._resampler: Resampler | None = None
         self._rest = b""
         self._context = np.zeros(CONTEXT_SAMPLES, np.float32)
         self._state: list[Any] = [np.zeros(STATE, np.float32)] * 2
@@ -80,7 +81,7 @@ class SileroJudge:
     def judge(self, effect: DetectSpeech) -> Iterable[bool]:
         """Judge the frames that a piece of sound completes."""
         if self._resampler is None:
-            self._resampler = Heard(effect.rate_hz)
+            self._resampler = Resampler(effect.rate_hz)
         sound = self._rest + self._resampler.take(effect.data)
         size = FRAME_SAMPLES * np.dtype(np.float32).itemsize
         count = len(sound) // size
@@ -126,11 +127,13 @@ class Judge(Protocol):
     """Says of each frame of a session's sound whether it is speech.
 
     Attributes:
+        is_slow: it judges in a thread, not on the event loop.
         frame_ms: length of a frame.
         window, start: speech begins if so many of the last frames are speech.
         tail_ms: for so long speech is heard on after its end.
     """
 
+    is_slow: bool
     frame_ms: int
     window: int
     start: int
@@ -150,6 +153,7 @@ class EnergyJudge:
         noise: power of the noise, in squares of 16-bit samples; 0 before the first frame.
     """
 
+    is_slow = False
     frame_ms = FRAME_MS
     window = WINDOW_FRAMES
     start = START_FRAMES

@@ -368,7 +368,7 @@ def _read_pictures(file: InputContainer, pictures: Pictures) -> tuple[Fraction, 
         if at >= limits.VIDEO_S_MAX:
             raise _too_long()
         pictures.show(at, frame)
-        step = _duration(frame) or min(gap, GUESS_S_MAX)
+        step = max(frame.duration or 0, 0) * _time_base(frame) or min(gap, GUESS_S_MAX)
     if start is None:
         raise MediaError("the video holds no pictures")
     end = at + max(step - ROUNDING_S, ROUNDING_S)
@@ -428,11 +428,6 @@ def _time(frame: VideoFrame | AudioFrame) -> Fraction:
     if frame.pts is None or frame.is_corrupt:
         raise MediaError("the video is damaged")
     return frame.pts * _time_base(frame)
-
-
-def _duration(frame: VideoFrame) -> Fraction:
-    """A frame's duration in seconds; 0 where the file does not say."""
-    return max(frame.duration or 0, 0) * _time_base(frame)
 
 
 def _time_base(frame: VideoFrame | AudioFrame) -> Fraction:

@@ -102,7 +102,8 @@ class Connection:
             self._fail()
             return
         self._queued_bytes += size_bytes
-        self._put(_Frame(text=frame, size_bytes=size_bytes, ready=ready))
+        self._outbox.append(_Frame(text=frame, size_bytes=size_bytes, ready=ready))
+        self._wakeup.set()
 
     def send_again(self, frames: AsyncGenerator[str]) -> None:
         """Queue frames that are read when they are due; a failure breaks the connection."""
@@ -213,7 +214,7 @@ class Connection:
         await self._websocket.send(*frames)
         sending.deadline = math.inf
 
-    def _put(self, item: _Frame | _Again | _Close) -> None:
+    def _put(self, item: _Again | _Close) -> None:
         self._outbox.append(item)
         self._wakeup.set()
 

@@ -185,12 +185,8 @@ def payload_in(data: bytes, end: int) -> bytes:
 
 def _payload_start(size: int) -> int:
     """Where the payload of a masked frame of that size begins: sizes have one form (5.2)."""
-    return 2 + _width(size) + _MASK_BYTES
-
-
-def _width(size: int) -> int:
-    """In how many bytes a size follows its frame's first two; 0: it is in these."""
-    return 0 if size < _TWO_BYTES else 2 if size < 1 << 16 else 8
+    width = 0 if size < _TWO_BYTES else 2 if size < 1 << 16 else 8
+    return 2 + width + _MASK_BYTES
 
 
 def _is_frame(first: int, second: int, size: int) -> bool:
@@ -209,12 +205,12 @@ def text_frames(texts: Iterable[str]) -> bytes:
     for text in texts:
         payload = text.encode()
         size = len(payload)
-        width = _width(size)
-        if width:
-            second = _TWO_BYTES if width == 2 else _EIGHT_BYTES
-            parts += (bytes((_WHOLE_TEXT, second)), size.to_bytes(width, "big"), payload)
-        else:
+        if size < _TWO_BYTES:
             parts += (bytes((_WHOLE_TEXT, size)), payload)
+        elif size < 1 << 16:
+            parts += (bytes((_WHOLE_TEXT, _TWO_BYTES)), size.to_bytes(2, "big"), payload)
+        else:
+            parts += (bytes((_WHOLE_TEXT, _EIGHT_BYTES)), size.to_bytes(8, "big"), payload)
     return b"".join(parts)
 
 

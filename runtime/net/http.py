@@ -75,6 +75,11 @@ class CodedError(HTTPException):
         self.body = error_body(code, message, param=param)
 
 
+def bad_request(code: str, message: str, param: str | None = None) -> CodedError:
+    """Make the answer to a request that is wrong."""
+    return CodedError(HTTPStatus.BAD_REQUEST, code, message, param)
+
+
 def error_for(path: str, status: int, body: bytes) -> bytes:
     """Write the body of an error in the form of its address."""
     if not path.startswith(OPENAI_PATHS) and path != LIVE_PATH:

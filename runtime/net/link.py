@@ -98,23 +98,19 @@ class TcpStream(trio.abc.HalfCloseableStream):
         """Read new bytes; empty at the end."""
         self.is_reading = True
         try:
-            data = await self._receive(max_bytes or READ_BYTES)
-        finally:
-            self.is_reading = False
-        self.reads += 1
-        return data
-
-    async def _receive(self, max_bytes: int) -> bytes:
-        """Wait first, then read: most often there is nothing yet, and trying would fail."""
-        try:
             while self.socket.fileno() >= 0:
+                # Wait first, then read: most often there is nothing yet, and trying would fail.
                 await trio.lowlevel.wait_readable(self.socket)
                 try:
-                    return os.read(self.socket.fileno(), max_bytes)
+                    data = os.read(self.socket.fileno(), max_bytes or READ_BYTES)
                 except BlockingIOError:
-                    pass
+                    continue
+                self.reads += 1
+                return data
         except OSError as error:
             raise _lost(error) from error
+        finally:
+            self.is_reading = False
         raise trio.ClosedResourceError("this socket was closed")
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:

@@ -50,7 +50,8 @@ from ..link.backend import WorkerBackend, connect, greet
 from ..link.hello import read_token
 from ..model.backends.base import Backend, BackendError, BackendGone, BackendRefused
 from ..model.models import MODELS, is_installed
-from ..settings.settings import Settings
+from ..settings.settings import Settings, declared
+from ..settings.sources import OF_LOADING
 from ..slots.workers import Extend, NewPlace, Workers
 
 # -- workers at addresses --------------------------------------------------------------------------
@@ -105,12 +106,9 @@ class Static:
         return NewPlace(str(where), partial(self._connect, where))
 
     async def _connect(self, address: WorkerAddress) -> WorkerBackend:
-        tls = self._tls(address)
+        # For another machine, or where an authority is named.
+        tls = None if address.is_local and self._ca is None else trusting(self._ca)
         return await connect(address, token=self._token, tls=tls, tasks=self._tasks)
-
-    def _tls(self, address: WorkerAddress) -> ssl.SSLContext | None:
-        """The context for another machine, or where an authority is named; else None."""
-        return None if address.is_local and self._ca is None else trusting(self._ca)
 
     def close(self) -> None:
         """Nothing was made."""
@@ -154,7 +152,9 @@ class Isolated:
     def __init__(self, settings: Settings, tasks: TaskGroup) -> None:
         self._settings = settings
         self._tasks = tasks
-        self._gpus = gpus() if _wants_gpu(settings) else ()
+        is_folder = settings.model not in MODELS and not is_installed(settings.model)
+        on_gpu = settings.device == "cuda" or (settings.device is None and is_folder)
+        self._gpus = gpus() if on_gpu else ()
         names = (settings.model, *settings.workers)
         self.names = names if settings.workers else names * max(1, len(self._gpus))
         self._folder = tempfile.TemporaryDirectory(prefix="antiphon-")
@@ -164,9 +164,10 @@ class Isolated:
         """Start a worker and connect to it; `BackendError`: it did not start, and says why."""
         self._started += 1
         address = UnixAddress(Path(self._folder.name) / f"worker-{self._started}")
+        own = {VISIBLE: self._gpus[place % len(self._gpus)]} if self._gpus else {}
         process = await anyio.open_process(
             self._command(place, address),
-            env=self._environment(place),
+            env={**os.environ, **own},
             start_new_session=True,  # Ctrl-C is for the server: sessions end with their models.
         )
         worker = _Process(place, process)
@@ -188,11 +189,6 @@ class Isolated:
     def _command(self, place: int, address: UnixAddress) -> list[str]:
         command = [*RUN, "workers", "start", "--until-stdin-ends", "--listen", str(address)]
         return command + model_options(self._settings, self.names[place])
-
-    def _environment(self, place: int) -> dict[str, str]:
-        if not self._gpus:
-            return dict(os.environ)
-        return {**os.environ, VISIBLE: self._gpus[place % len(self._gpus)]}
 
 
 class IsolatedBackend(WorkerBackend):
@@ -315,16 +311,10 @@ async def _lines(stream: ByteReceiveStream) -> AsyncIterator[str]:
 def model_options(settings: Settings, model: str) -> list[str]:
     """The options of an `antiphon workers start` of a server's own."""
     options = ["--model", model]
-    for flag, value in (
-        ("--slots", settings.slots),
-        ("--device", settings.device),
-        ("--dtype", settings.dtype),
-        ("--quantize", settings.quantize),
-    ):
-        options += [] if value is None else [flag, str(value)]
-    options += ["--voice-steps", str(settings.voice_steps)]
-    options += ["--context-percent", str(settings.context_percent)]
-    options += ["--deterministic"] if settings.deterministic else []
+    for setting in declared(Settings):
+        value = getattr(settings, setting.name)
+        if setting.name in OF_LOADING - {"model"} and value is not None and value is not False:
+            options += [setting.flag] if value is True else [setting.flag, str(value)]
     return options + (["--verbose"] if settings.log_level in {"info", "debug"} else [])
 
 
@@ -337,11 +327,6 @@ def gpus() -> tuple[str, ...]:
         return tuple(str(number) for number, _ in enumerate(GPUS.iterdir()))
     except OSError:
         return ()
-
-
-def _wants_gpu(settings: Settings) -> bool:
-    is_folder = settings.model not in MODELS and not is_installed(settings.model)
-    return settings.device == "cuda" or (settings.device is None and is_folder)
 
 
 # -- the placement of a server ---------------------------------------------------------------------
@@ -426,15 +411,8 @@ class Embedded:
     def __init__(self, settings: Settings, load: Load) -> None:
         self.names = (settings.model, *settings.workers)
         self._slots = settings.slots
-        self._load = partial(
-            load,
-            device=settings.device,
-            dtype=settings.dtype,
-            deterministic=settings.deterministic,
-            voice_steps=settings.voice_steps,
-            quantize=settings.quantize,
-            context_percent=settings.context_percent,
-        )
+        names = OF_LOADING - {"model", "slots"}
+        self._load = partial(load, **{name: getattr(settings, name) for name in names})
 
     async def load(self, place: int) -> Backend:
         """Load a model in a thread."""

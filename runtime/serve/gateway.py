@@ -1,8 +1,9 @@
 """Where a server's connections go: through the gate, then to a session or the API.
 
-A WebSocket passes the gate, is routed by its address, checked against its key's modes and quota,
-and becomes a session. Other HTTP goes to one application behind the same gate. Both start before
-the model: until it is loaded, sessions are refused with `service_unavailable`.
+A WebSocket passes the gate, is routed by its address (`routing`), checked against its key's modes
+and quota, and becomes a session: `Gateway.on_websocket`, then `Server.handle`. Other HTTP goes to
+one application behind the same gate (`Gateway.app`). Both start before the model: until it is
+loaded, sessions are refused with `service_unavailable`.
 
 A client may come back to its session on another connection (`come_back`), or attach to a running
 session of `live`, and only listen (`SidebandServer`, `api.sideband`).
@@ -17,7 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from functools import partial
 from http import HTTPStatus
 from typing import Final, NoReturn
@@ -61,9 +62,10 @@ from ..api.routes import Api, WorkersApi
 from ..api.sideband import Sideband, refused
 from ..api.tail import Tail, follow
 from ..api.translated import TranslatedWebSocket
-from ..api.twilio import TWILIO_PATH, Call, Twilio, read_auth_token
+from ..api.twilio import TWILIO_PATH, Call, Twilio
 from ..api.views import LoadViewer
 from ..api.voices import Voices
+from ..link.hello import read_token
 from ..media.decoder import MediaDecoder
 from ..media.voices import VoiceLibrary
 from ..net.connection import Connection
@@ -101,7 +103,7 @@ async def come_back(server: Server, websocket: WebSocket, to: Route, owner: str)
     else:
         refusal = asked
     if refusal:
-        is_open = server.admission.state == "open"
+        is_open = not server.admission.is_draining
         await websocket.close(errors.CLOSE_POLICY if is_open else errors.CLOSE_RESTART, refusal)
 
 
@@ -297,11 +299,8 @@ async def _send_sideband(connection: Connection, info: LogInfo, from_seq: int) -
 
 
 def _next_seq(info: LogInfo) -> int:
-    source = info.open()
-    try:
+    with closing(info.open()) as source:
         return next_seq(source)
-    finally:
-        source.close()
 
 
 # -- the gateway -----------------------------------------------------------------------------------
@@ -349,7 +348,7 @@ class Gateway:
         self._settings = settings
         self._gate = open_gate(settings)
         file = settings.twilio_token_file
-        self._twilio = Twilio(self._gate, "" if file is None else read_auth_token(file))
+        self._twilio = Twilio(self._gate, "" if file is None else read_token(file))
         self._calls = Calls(settings.webrtc_door, self._check)
         self._gateways = Gateways(settings)
         self.has_key = self._gate.has_key
@@ -443,7 +442,7 @@ class Gateway:
         """Return the server, for a client that may have a session of a mode now."""
         server = self.server
         self._gate.check_mode(principal_of(request), mode)
-        if server is None or server.admission.state != "open":
+        if server is None or server.admission.is_draining:
             text = LOADING if server is None else errors.REFUSALS[_UNAVAILABLE]
             raise CodedError(HTTPStatus.SERVICE_UNAVAILABLE, _UNAVAILABLE, text)
         if mode not in server.modes:
@@ -573,7 +572,7 @@ class Gateway:
             await _turn_away(websocket, to, _UNAVAILABLE, LOADING)
         elif to.resume:
             await come_back(server, websocket, to, admitted.principal.name)
-        elif server.admission.state != "open":
+        elif server.admission.is_draining:
             await _turn_away(websocket, to, _UNAVAILABLE, errors.REFUSALS[_UNAVAILABLE])
         else:
             if to.dialect is OMNI and not to.label:

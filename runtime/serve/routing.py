@@ -74,31 +74,19 @@ OPENAI_BETA: Final = "openai-beta."
 """Prefix of a browser's subprotocol that says the same."""
 
 
-@attrs.frozen(kw_only=True)
-class Spoken:
-    """A dialect, as it is listed to a client of another protocol.
-
-    `first` is the type of the client's first message, or empty; `query` that of the address.
-    """
-
-    path: str
-    first: str
-    query: str = "?mode={mode}"
-
-
-SPOKEN: Final[Mapping[str, Spoken]] = {
-    "realtime": Spoken(path=REALTIME_PATH, first="session.init"),
-    "duplex-v1": Spoken(path=REALTIME_PATH, first="session.update"),
-    "transcription": Spoken(path=REALTIME_PATH, first="session.update"),
-    "transcription-responses": Spoken(path=REALTIME_PATH, first="session.create"),
-    "legacy-duplex": Spoken(path=f"{DUPLEX_PATH}{{session_id}}", first="prepare", query=""),
-    "legacy-chat": Spoken(path=CHAT_PATH, first="", query=""),
-    "live": Spoken(path=LIVE_PATH, first="session.start", query=""),
-    "openai": Spoken(path=REALTIME_PATH, first="", query="?model={model}"),
-    "openai-transcription": Spoken(path=REALTIME_PATH, first="", query="?intent=transcription"),
-    "vllm-omni": Spoken(path=REALTIME_PATH, first="session.update", query="?duplex=1"),
+SPOKEN: Final[Mapping[str, tuple[str, str]]] = {
+    "realtime": (f"{REALTIME_PATH}?mode={{mode}}", "session.init"),
+    "duplex-v1": (f"{REALTIME_PATH}?mode={{mode}}", "session.update"),
+    "transcription": (f"{REALTIME_PATH}?mode={{mode}}", "session.update"),
+    "transcription-responses": (f"{REALTIME_PATH}?mode={{mode}}", "session.create"),
+    "legacy-duplex": (f"{DUPLEX_PATH}{{session_id}}", "prepare"),
+    "legacy-chat": (CHAT_PATH, ""),
+    "live": (LIVE_PATH, "session.start"),
+    "openai": (f"{REALTIME_PATH}?model={{model}}", ""),
+    "openai-transcription": (f"{REALTIME_PATH}?intent=transcription", ""),
+    "vllm-omni": (f"{REALTIME_PATH}?duplex=1", "session.update"),
 }
-"""All dialects, and their addresses."""
+"""All dialects: the address, and the type of the client's first message, or empty."""
 
 
 @attrs.frozen(kw_only=True)
@@ -168,7 +156,8 @@ def _address(
     if path == OMNI_PATH or (path == REALTIME_PATH and _value_of(query, "duplex") in _YES):
         return _omni(query, modes)
     if path == REALTIME_PATH:
-        if _is_beta(headers, subprotocols):
+        has_header = any(name == OPENAI_HEADER for name, _ in headers)
+        if has_header or any(offered.startswith(OPENAI_BETA) for offered in subprotocols):
             text = "the beta of OpenAI's Realtime API is not spoken here, its GA version is"
             raise NotServedError(400, "dialect_not_served", text, dialects=_spoken(modes))
         model = query.get("model", ("",))
@@ -275,25 +264,14 @@ def _mode_of(asked: Sequence[str], modes: Sequence[Mode]) -> Mode:
     raise NotServedError(400, "invalid_mode", "unknown mode", allowed=list(modes))
 
 
-def _is_beta(headers: Sequence[tuple[str, str]], subprotocols: Sequence[str]) -> bool:
-    has_header = any(name == OPENAI_HEADER for name, _ in headers)
-    return has_header or any(offered.startswith(OPENAI_BETA) for offered in subprotocols)
-
-
 def _spoken(modes: Sequence[Mode]) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = []
-    for name, spoken in SPOKEN.items():
-        served = [mode for mode in dialects.MODES_OF[name] if mode in modes]
-        if served:
-            found.append(
-                {
-                    "dialect": name,
-                    "address": spoken.path + spoken.query,
-                    "modes": served,
-                    "first_message": spoken.first or None,
-                }
-            )
-    return found
+    """List the dialects that are served, for a client of another protocol."""
+    served = {name: [it for it in dialects.MODES_OF[name] if it in modes] for name in SPOKEN}
+    return [
+        {"dialect": name, "address": address, "modes": served[name], "first_message": first or None}
+        for name, (address, first) in SPOKEN.items()
+        if served[name]
+    ]
 
 
 def _served(mode: Mode, modes: Sequence[Mode]) -> Mode:

@@ -56,9 +56,8 @@ NOTICE_CHARS_MAX: Final = 2_000
 
 def check(settings: Settings) -> None:
     """Raise `ConfigError` if settings do not fit together, or name a missing file."""
-    problems = [*_access(settings), *_tls(settings), *_models(settings), *_workers(settings)]
-    problems += [*_placements(settings), *_voices(settings), *_static(settings), *_notice(settings)]
-    problems += [*_store(settings), *_gateways(settings)]
+    checks = (_access, _tls, _models, _workers, _placements, _voices, _static, _notice, _store)
+    problems = [text for found in (*checks, _gateways) for text in found(settings)]
     if 0 < settings.pong_wait_s <= settings.ping_s:
         problems.append(
             f"pong_wait_s: {settings.pong_wait_s} is no longer than ping_s, {settings.ping_s}: "
@@ -277,21 +276,24 @@ def serve_command(
         flags["record_to"] = None
     if verbose:
         flags.setdefault("log_level", "info")
-    effective = _read(flags, config)
-    if print_config:
-        click.echo(sources.to_toml(effective), nl=False)
-    _check(effective.settings)
-    if opens and not effective.settings.pages:
-        raise click.UsageError("--open needs pages, which --no-pages turns off")
-    if not print_config:
-        _serve(_with_words(effective.settings, opens=opens), ctx.obj, opens=opens)
-
-
-def _read(flags: dict[str, object], config: Path | None) -> sources.Effective:
     try:
-        return sources.read(flags=flags, environ=os.environ, config=config)
+        effective = sources.read(flags=flags, environ=os.environ, config=config)
+        if print_config:
+            click.echo(sources.to_toml(effective), nl=False)
+        check(effective.settings)
     except sources.ConfigError as error:
         raise click.UsageError(str(error)) from error
+    settings = effective.settings
+    configure(settings.log_format, settings.log_level)
+    for warning in warnings(settings):
+        if settings.log_format == "json":
+            _logger.warning("%s", warning)
+        else:
+            click.echo(f"Warning: {warning}", err=True)
+    if opens and not settings.pages:
+        raise click.UsageError("--open needs pages, which --no-pages turns off")
+    if not print_config:
+        _serve(_with_words(settings, opens=opens), ctx.obj, opens=opens)
 
 
 def _with_words(settings: Settings, *, opens: bool) -> Settings:
@@ -304,19 +306,6 @@ def _with_words(settings: Settings, *, opens: bool) -> Settings:
         click.echo(f"your words are not transcribed; to have that: {install('words')}", err=True)
         return settings
     return attrs.evolve(settings, transcriber=MOONSHINE)
-
-
-def _check(settings: Settings) -> None:
-    try:
-        check(settings)
-    except sources.ConfigError as error:
-        raise click.UsageError(str(error)) from error
-    configure(settings.log_format, settings.log_level)
-    for warning in warnings(settings):
-        if settings.log_format == "json":
-            _logger.warning("%s", warning)
-        else:
-            click.echo(f"Warning: {warning}", err=True)
 
 
 def _serve(settings: Settings, load_viewer: LoadViewer | None, *, opens: bool) -> None:
@@ -332,7 +321,8 @@ def _serve(settings: Settings, load_viewer: LoadViewer | None, *, opens: bool) -
 
     def ready() -> None:
         scheme = "ws" if settings.tls_cert is None else "wss"
-        listening = [f"listening on {_url(scheme, address)}" for address in bound]
+        roots = [f"{scheme}://{_host(address)}:{address.port}" for address in bound]
+        listening = [f"listening on {root}/v1/realtime" for root in roots]
         notify(*listening, "ready", *_whereabouts(settings, bound))
         if opens:
             threading.Thread(target=_open, args=(_console(settings, bound),), daemon=True).start()
@@ -394,10 +384,6 @@ def _whereabouts(settings: Settings, bound: Sequence[Address]) -> tuple[str, ...
     )
     keyed = "no key is asked for" if settings.keys is None else f"with a key of {settings.keys}"
     return *pages, f"status at {root}/status", recordings, f"open to {who}, {keyed}"
-
-
-def _url(scheme: str, address: Address) -> str:
-    return f"{scheme}://{_host(address)}:{address.port}/v1/realtime"
 
 
 def _host(address: Address) -> str:

@@ -20,10 +20,10 @@ import logging
 import resource
 import signal
 import tempfile
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import anyio
 import anyio.to_thread
@@ -182,7 +182,10 @@ class Shutdown:
 async def watch_signals(server: Callable[[], Server | None], end: Shutdown) -> None:
     """Act on signals until the end cancels it; `server` returns None while the model loads."""
     come = 0
-    with anyio.open_signal_receiver(*_heeded()) as signals:
+    heeded = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under `nohup`
+        heeded.append(signal.SIGHUP)
+    with anyio.open_signal_receiver(*heeded) as signals:
         async for number in signals:
             serving = server()
             if serving is not None:
@@ -197,12 +200,6 @@ async def watch_signals(server: Callable[[], Server | None], end: Shutdown) -> N
                 end.patience.cancel()
             else:
                 end.drain(serving, number.name)
-
-
-def _heeded() -> list[signal.Signals]:
-    """The signals that end a server; SIGHUP is ignored under `nohup`."""
-    ends = [signal.SIGINT, signal.SIGTERM]
-    return ends if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [*ends, signal.SIGHUP]
 
 
 async def shut_down(server: Server, end: Shutdown) -> None:
@@ -258,7 +255,8 @@ async def run(
     `CannotServeError`: the port, the log folder, the object store, the model, the keys or the
     certificate is not available; or the device was lost meanwhile.
     """
-    counters, certificate, voices = Counters(), _certificate(settings), _voices(settings)
+    counters, certificate = Counters(), _certificate(settings)
+    voices = None if settings.voices is None else VoiceLibrary(settings.voices)
     remote = await _store(settings)
     recorder = Recorder(RecorderPolicy(durability=settings.durability))
     failure: CannotServeError | None = None
@@ -267,12 +265,21 @@ async def run(
     speech_input = ENERGY_ONLY
     try:
         settings, logs_ending_max = allow_open_files(settings)
-        gateway = _gateway(settings, counters, recorder, load_viewer, voices=voices, remote=remote)
+        open_gateway = partial(Gateway, settings, counters=counters, recorder=recorder)
+        with _needing(KeyFileError, TracesMissingError, ValueError):
+            gateway = open_gateway(load_viewer=load_viewer, voices=voices, remote=remote)
         keep_what_is_freed()
         listeners = await _bind(settings)
         async with anyio.create_task_group() as tasks:
-            spare = partial(_has_files, logs_ending_max, recorder, gateway)
-            serve_port = _port(settings, gateway, certificate, counters, spare)
+            serve_port = partial(
+                listener.serve,
+                on_websocket=gateway.on_websocket,
+                app=gateway.app(),
+                settings=settings,
+                certificate=certificate,
+                counters=counters,
+                has_files=partial(_has_files, logs_ending_max, recorder, gateway),
+            )
             on_bound(await tasks.start(serve_port, listeners))
             for work in (gateway.watch_keys, gateway.keep_recordings, gateway.store_recordings):
                 tasks.start_soon(work)
@@ -282,7 +289,8 @@ async def run(
             placement = placement_of(settings, load, tasks)
             try:
                 workers = await _load_workers(settings, placement)
-                speech_input = await _speech_input(settings, load, workers)
+                judge = await _judge(settings)
+                speech_input = SpeechInput(judge, await _transcriber(settings, load, workers))
             except CannotServeError as error:
                 failure = error
                 tasks.cancel_scope.cancel()
@@ -308,11 +316,6 @@ async def run(
     return end.cut_by
 
 
-async def _speech_input(settings: Settings, load: Load, workers: Workers) -> SpeechInput:
-    """Load the speech detector, and the transcriber if there is one."""
-    return SpeechInput(await _judge(settings), await _transcriber(settings, load, workers))
-
-
 async def _transcriber(settings: Settings, load: Load, workers: Workers) -> Transcriber | None:
     """Load the model that transcribes what users say, with a slot for each session."""
     if settings.transcriber is None:
@@ -335,6 +338,8 @@ async def _judge(settings: Settings) -> Callable[[], Judge]:
     try:
         await anyio.to_thread.run_sync(network, abandon_on_cancel=True)
     except NoSileroError as error:
+        if settings.detector is None:
+            return EnergyJudge
         raise CannotServeError(str(error)) from error
     return SileroJudge
 
@@ -368,10 +373,6 @@ def _certificate(settings: Settings) -> Certificate | None:
         return Certificate(settings.tls_cert, settings.tls_key)
 
 
-def _voices(settings: Settings) -> VoiceLibrary | None:
-    return None if settings.voices is None else VoiceLibrary(settings.voices)
-
-
 async def _store(settings: Settings) -> RemoteStore | None:
     """Open the object store, and list it: it cannot be seen otherwise whether it is usable."""
     if settings.store is None or settings.record_to is None:
@@ -380,44 +381,6 @@ async def _store(settings: Settings) -> RemoteStore | None:
         remote = RemoteStore.open(settings.store)
         await anyio.to_thread.run_sync(remote.check, abandon_on_cancel=True)
         return remote
-
-
-def _gateway(
-    settings: Settings,
-    counters: Counters,
-    recorder: Recorder,
-    load_viewer: LoadViewer | None,
-    *,
-    voices: VoiceLibrary | None,
-    remote: RemoteStore | None,
-) -> Gateway:
-    with _needing(KeyFileError, TracesMissingError, ValueError):
-        return Gateway(
-            settings,
-            counters=counters,
-            recorder=recorder,
-            load_viewer=load_viewer,
-            voices=voices,
-            remote=remote,
-        )
-
-
-def _port(
-    settings: Settings,
-    gateway: Gateway,
-    certificate: Certificate | None,
-    counters: Counters,
-    has_files: Callable[[], bool],
-) -> Callable[..., Coroutine[Any, Any, None]]:
-    return partial(
-        listener.serve,
-        on_websocket=gateway.on_websocket,
-        app=gateway.app(),
-        settings=settings,
-        certificate=certificate,
-        counters=counters,
-        has_files=has_files,
-    )
 
 
 def _has_files(logs_ending_max: int, recorder: Recorder, gateway: Gateway) -> bool:

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -38,7 +39,6 @@ from recorder.format.steps import fin_fields
 from recorder.read.past import Past
 
 from ..media.decoder import Client, decode_at_once
-from ..media.speech_detector import SpeechDetector
 from ..media.values import Decoded, MediaError
 from ..net.connection import Connection, Ready
 from ..telemetry.watching import SessionStatus, Watcher
@@ -48,7 +48,6 @@ from .model_calls import Inbox, ModelCalls
 from .peer import ClientConnection, Tokens
 from .rate_limiter import LARGE_BYTES_MIN, RateLimiter
 from .speech_input import SpeechInput
-from .timers import Timers
 
 T = TypeVar("T")
 
@@ -63,6 +62,11 @@ DecodeMedia = Callable[[ef.DecodeMedia, Client], Awaitable[Decoded]]
 """Decodes a client's media, or raises `MediaError`."""
 
 
+def clock_ns() -> int:
+    """The event loop's clock in nanoseconds: real time, or a test's virtual time."""
+    return int(anyio.current_time() * 1e9)
+
+
 class Driver:
     """Runs one session; `session` is its machine, None before its first event.
 
@@ -71,7 +75,6 @@ class Driver:
         open_log: opens its log; None where it is not recorded.
         make_calls: makes the session's `ModelCalls` around its inbox.
         decode_media: `MediaDecoder.decode`, off the event loop.
-        clock_ns: monotonic nanoseconds.
         limiter: for the server's large messages.
         has_room: whether there is room for so many more early bytes.
         owner: the name of the session's key; empty where the server has no keys.
@@ -91,7 +94,6 @@ class Driver:
         open_log: OpenLog | None,
         make_calls: Callable[[Inbox], ModelCalls],
         decode_media: DecodeMedia,
-        clock_ns: Callable[[], int],
         limiter: RateLimiter,
         has_room: Callable[[int], bool],
         owner: str,
@@ -111,7 +113,7 @@ class Driver:
         self.is_suspended = False
         self.close = (CLOSE_NORMAL, "")
         self._opened, self._recovered = opened, recovered
-        self._has_room, self._clock_ns, self._limiter = has_room, clock_ns, limiter
+        self._has_room, self._limiter = has_room, limiter
         self._watcher = watcher
         self._began_ns = clock_ns()
         self._events = EventQueue()
@@ -137,7 +139,7 @@ class Driver:
             decode=decode_media, client=client, inbox=self, on_done=self._relieve
         )
         self._calls = make_calls(self)
-        self._detector = SpeechDetector(speech_input.make_judge)
+        self._detections = speech_input.detections(self)
         self._timers = Timers(self)
         self._transcript = speech_input.transcript_writer(opened, self, units_dropped)
         for event in () if recovered is None else recovered.losses(self.now_ns()):
@@ -232,7 +234,7 @@ class Driver:
 
     def now_ns(self) -> int:
         """As `Inbox`."""
-        return self._clock_ns() - self._began_ns
+        return int(anyio.current_time() * 1e9) - self._began_ns
 
     def _next_ns(self) -> int:
         """A time before the events that wait, if any."""
@@ -296,7 +298,7 @@ class Driver:
         """
         if number != self.peer.number:
             return anyio.sleep_forever()  # another connection has taken its place
-        self.peer.received()
+        self.peer.tokens.forget_old()  # it has its greeting: it sends on the new connection
         first = frames[0]
         if isinstance(first, Shortened):
             self.bring(ev.FrameReceived(at_ns=self.now_ns(), frame=None, shortened=first))
@@ -335,7 +337,8 @@ class Driver:
 
     @property
     def _is_behind(self) -> bool:
-        return self._events.frame_bytes > INBOX_BYTES_MAX or self._decodes.is_behind
+        is_decoder_behind = self._decodes.held_bytes > DECODE_BYTES_MAX
+        return self._events.frame_bytes > INBOX_BYTES_MAX or is_decoder_behind
 
     async def _wait_for_room(self) -> None:
         """Wait while the server is too far behind."""
@@ -429,14 +432,14 @@ class Driver:
         """
         result, session = None, self.session
         assert session is not None
-        self._events.begin_emptying()
+        self._events.is_emptied = True
         try:
             result = take(*arguments)
-            while self._events and not session.is_finished:
-                self._step(self._events.take())
+            while not session.is_finished and (event := self._events.take()) is not None:
+                self._step(event)
         except Exception as error:
             self._failure = error
-        self._events.end_emptying()
+        self._events.is_emptied = False
         if self._failure is not None or session.is_finished:
             self._events.wake()
         return result
@@ -451,12 +454,10 @@ class Driver:
         session = self.session
         assert session is not None
         messages = session.read_ahead(frames)
-        events = [
-            ev.FrameReceived(at_ns=at_ns, frame=frame) for frame in frames[: len(messages) or 1]
-        ]
         if not messages:
-            self._step(events[0])
+            self._step(ev.FrameReceived(at_ns=at_ns, frame=frames[0]))
             return 1
+        events = [ev.FrameReceived(at_ns=at_ns, frame=frame) for frame in frames[: len(messages)]]
         self._journal.append_event(*events)
         session.keep(at_ns, messages)
         if self._watcher is not None:
@@ -468,7 +469,8 @@ class Driver:
         session = self.session
         assert session is not None
         if isinstance(event, ev.FrameReceived):
-            if session.early_bytes == 0 and not self._has_room(len(event.frame or b"")):
+            is_early = session.peer.state is State.QUEUED and session.early_bytes == 0
+            if is_early and not self._has_room(len(event.frame or b"")):
                 event = attrs.evolve(event, has_room=False)
             event = session.shortened(event)
         self._journal.append_event(event)
@@ -480,11 +482,11 @@ class Driver:
         for effect in effects:
             if isinstance(effect, ef.ForgetRecording):
                 self._journal.forget()
-        if ErrorReport in map(type, session.sent):
+        if ErrorReport in map(type, session.peer.sent):
             self._errors += 1
         ready = self._journal.append_effects(session, event, effects)
         self._perform(effects, ready, event.at_ns)
-        if session.state is State.CLOSED:
+        if session.peer.is_closed:
             self._calls.stop_trying()
             self._decodes.cancel_all()
         if self._watcher is not None:
@@ -508,7 +510,7 @@ class Driver:
                 case ef.CancelDecode():
                     self._decodes.cancel(effect.media)
                 case ef.DetectSpeech():
-                    self._events.put_first(self._detector.detect(effect, now_ns))
+                    self._events.put_first(self._detections.start(effect, now_ns, self._tasks))
                 case ef.SetTimer():
                     self._timers.set(effect)
                 case ef.CancelTimer():
@@ -522,8 +524,11 @@ class Driver:
 class EventQueue:
     """The events that wait to be stepped, and the wait of the driver's task for them.
 
-    Those that were posted are behind those that the last step has found. `frame_bytes`: the bytes
-    of the client's messages in it.
+    Those that were posted are behind those that the last step has found.
+
+    Attributes:
+        frame_bytes: the bytes of the client's messages in it.
+        is_emptied: another task takes what is posted, and the driver's task sleeps on.
     """
 
     def __init__(self) -> None:
@@ -532,7 +537,7 @@ class EventQueue:
         self._found: deque[ev.Event] = deque()
         self._arrival = anyio.Event()
         self._is_waited_for = False
-        self._is_emptied = False
+        self.is_emptied = False
 
     def __bool__(self) -> bool:
         return bool(self._posted or self._found)
@@ -540,7 +545,7 @@ class EventQueue:
     @property
     def is_idle(self) -> bool:
         """Whether the driver's task waits, and nothing has woken it."""
-        return self._is_waited_for and not self._is_emptied and not self._arrival.is_set()
+        return self._is_waited_for and not self.is_emptied and not self._arrival.is_set()
 
     @property
     def first_ns(self) -> int | None:
@@ -558,15 +563,17 @@ class EventQueue:
         if isinstance(event, ev.FrameReceived):
             self.frame_bytes += len(event.frame or b"")
         self._posted.append(event)
-        if not self._is_emptied:
+        if not self.is_emptied:
             self._arrival.set()
 
     def put_first(self, found: Iterable[ev.Event]) -> None:
         """Add what a step has found, before all that were posted."""
         self._found.extend(found)
 
-    def take(self) -> ev.Event:
-        """Take the next event; there is one."""
+    def take(self) -> ev.Event | None:
+        """Take the next event; None without one."""
+        if not (self._found or self._posted):
+            return None
         event = self._found.popleft() if self._found else self._posted.popleft()
         if isinstance(event, ev.FrameReceived):
             self.frame_bytes -= len(event.frame or b"")
@@ -585,16 +592,6 @@ class EventQueue:
         """Let the driver's task look around."""
         self._arrival.set()
 
-    def begin_emptying(self) -> None:
-        """Let the driver's task sleep on: who posts now takes it from here again."""
-        self._is_emptied = True
-
-    def end_emptying(self) -> None:
-        """Wake the driver's task for what is left."""
-        self._is_emptied = False
-        if self:
-            self._arrival.set()
-
 
 @attrs.define(eq=False, kw_only=True)
 class MediaDecodes:
@@ -610,12 +607,7 @@ class MediaDecodes:
     _inbox: Inbox
     _on_done: Callable[[], None]
     _scopes: dict[int, anyio.CancelScope] = attrs.field(factory=dict, init=False)
-    _bytes: int = attrs.field(default=0, init=False)
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether the reader must pause until decodes end."""
-        return self._bytes > DECODE_BYTES_MAX
+    held_bytes: int = attrs.field(default=0, init=False)
 
     def start(self, effect: ef.DecodeMedia, tasks: TaskGroup) -> None:
         """Decode media in a task; never blocks."""
@@ -630,7 +622,7 @@ class MediaDecodes:
         scope = self._scopes[effect.media] = anyio.CancelScope()
         # A turn's media does not pause the reader: during a turn only a close can follow.
         held_bytes = len(effect.data) if self._client.is_live else 0
-        self._bytes += held_bytes
+        self.held_bytes += held_bytes
         tasks.start_soon(self._run, effect, scope, held_bytes)
 
     def cancel(self, media: int) -> None:
@@ -655,7 +647,7 @@ class MediaDecodes:
                 self._reject(effect, error)
         finally:
             self._scopes.pop(effect.media, None)
-            self._bytes -= held_bytes
+            self.held_bytes -= held_bytes
             self._on_done()
 
     def _take(self, effect: ef.DecodeMedia, made: Decoded) -> None:
@@ -674,3 +666,59 @@ class MediaDecodes:
         self._inbox.post(
             ev.MediaRejected(at_ns=self._inbox.now_ns(), media=effect.media, reason=reason)
         )
+
+
+ROUNDING_NS: Final = 1_000
+"""The event loop's clock is a float: a sleep may seem to end this much too early."""
+
+
+class Timers:
+    """The timers of one session: `SetTimer` -> `TimerFired`; a cancelled one posts nothing.
+
+    One task, `run`, sleeps for all of them, since a session that waits for its client is little
+    but timers.
+    """
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._pending: dict[str, ef.SetTimer] = {}
+        self._sleep: anyio.CancelScope | None = None
+
+    def set(self, effect: ef.SetTimer) -> None:
+        """Set a timer; one that is due fires at once."""
+        assert effect.name not in self._pending, "a timer is cancelled before it is set again"
+        self._pending[effect.name] = effect
+        self._sleep_until_next()
+
+    def cancel(self, effect: ef.CancelTimer) -> None:
+        """Cancel a timer, unless it has fired: the machine ignores it by its generation."""
+        if self._pending.pop(effect.name, None) is not None:
+            self._sleep_until_next()
+
+    def expire(self, name: ev.TimerName) -> None:
+        """Have a timer fire now, if it is set."""
+        if (effect := self._pending.get(name)) is not None:
+            self._pending[name] = attrs.evolve(effect, at_ns=self._inbox.now_ns())
+            self._sleep_until_next()
+
+    async def run(self) -> None:
+        """Post each timer when it is due, until cancelled."""
+        while True:
+            with anyio.CancelScope() as self._sleep:
+                self._sleep_until_next()
+                await anyio.sleep_forever()
+            self._fire()
+
+    def _sleep_until_next(self) -> None:
+        if self._sleep is None:
+            return
+        next_ns = min((it.at_ns for it in self._pending.values()), default=math.inf)
+        self._sleep.deadline = anyio.current_time() + (next_ns - self._inbox.now_ns()) / 1e9
+
+    def _fire(self) -> None:
+        now_ns = self._inbox.now_ns()
+        due = [it for it in self._pending.values() if it.at_ns <= now_ns + ROUNDING_NS]
+        for it in sorted(due, key=lambda it: it.at_ns):
+            del self._pending[it.name]
+            fired = ev.TimerFired(at_ns=now_ns, name=it.name, generation=it.generation)
+            self._inbox.post(fired)

@@ -138,14 +138,14 @@ class Journal:
         if self._log is None:
             self._seq += len(events)
         else:
-            self._append(events[0].at_ns, [event_record(event) for event in events], urgent=False)
+            self._append(events[0].at_ns, [*map(event_record, events)], urgent=False)
 
     def append_effects(self, session: Session, event: Event, effects: tuple[Effect, ...]) -> Ready:
         """Append a step's effects before they are performed; the wait of `Send` and `Close`."""
         if self._log is None:
             self._seq += len(effects) + session.is_hash_due(event)
             return self._removed
-        if session.connection == "asleep":
+        if session.peer.is_asleep:
             self._hashes.forget()
         if not effects and not session.is_hash_due(event):
             return ready_now
@@ -290,17 +290,19 @@ class Journal:
         return not self._is_hung
 
     async def _written(self, log: SessionLog, seq: int) -> None:
-        """Wait for write(2), or until the log failed, of which its session has an event."""
+        """Wait for write(2), or until the log failed; its session has an event of it by then.
+
+        The recorder may wake its tasks before it calls `_failed`: a frame would go out first.
+        """
         steps, hung_s = log.steps_of_all, 0.0
-        while hung_s < WRITE_WAIT_S:
-            with anyio.move_on_after(LOOK_S) as scope, suppress(LogFailed):
+        while hung_s < WRITE_WAIT_S and log.failure is None:
+            with anyio.move_on_after(LOOK_S), suppress(LogFailed):
                 await log.written(seq)
-            if not scope.cancelled_caught:
                 return
             hung_s = hung_s + LOOK_S if log.steps_of_all == steps else 0.0
             steps = log.steps_of_all
         # A session that is over sends its last frames through here too.
-        log.abandon(f"the disk took nothing for {WRITE_WAIT_S} s")
+        log.abandon(f"the disk took nothing for {WRITE_WAIT_S} s")  # nothing, if it failed
         self._lose()
 
     def _failed(self, failure: LogFailed) -> None:

@@ -313,7 +313,13 @@ class ModelCalls:
                 unit = effect.unit if isinstance(effect, ef.StartUnit) else effect
                 name_unit(getattr(unit, "index", None))
                 try:
-                    await self._make(slot, effect)
+                    if effect is None:
+                        await slot.model.release()
+                    elif isinstance(effect, ef.Rebuild):
+                        self._post(slot, await self._rebuild(slot, effect))
+                    elif await self._is_open(slot, effect):
+                        event = await slot.model.call(effect, emit=partial(self._post, slot))
+                        self._post(slot, event, at_once=True)
                 except Exception as error:
                     self._failed(slot, effect, error)
                 finally:
@@ -321,25 +327,17 @@ class ModelCalls:
                     if not slot.asked:
                         slot.settled.set()
 
-    async def _make(self, slot: LeasedSlot, effect: CallEffect | None) -> None:
-        """Make a call, and have its outcome stepped at once."""
-        match effect:
-            case None:
-                await slot.model.release()
-                return
-            case ef.Rebuild():
-                self._post(slot, await self._rebuild(slot, effect))
-                return
-            case ef.OpenBackend():
-                await try_to_open(slot.model, effect, slot.is_over)
-            case _ if slot.model.held is None:
-                await slot.model.begin(effect)
+    async def _is_open(self, slot: LeasedSlot, effect: CallEffect) -> bool:
+        """Open what a call is made on, if that is due; whether the session still has the lease."""
+        if isinstance(effect, ef.OpenBackend):
+            await try_to_open(slot.model, effect, slot.is_over)
+        elif slot.model.held is None:
+            await slot.model.begin(effect)
         if self._slot is slot:
-            event = await slot.model.call(effect, emit=partial(self._post, slot))
-            self._post(slot, event, at_once=True)
-        else:  # It was opened after its lease was condemned.
-            with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
-                await slot.model.release()
+            return True
+        with anyio.move_on_after(RELEASE_WAIT_S, shield=True):
+            await slot.model.release()
+        return False
 
     def _failed(self, slot: LeasedSlot, effect: object, error: Exception) -> None:
         """Post the event of a call that failed, or that the backend is lost."""

@@ -1,5 +1,8 @@
 """The client of a session: its connection, which may change, and its right to come back.
 
+The driver sends by it (`ClientConnection`). The machine's `peer` decides what is sent; the client's
+own end, also a `ClientConnection`, is `protocol.machine.client`.
+
 A token is a client's right to come back to its session, once: each connection is greeted with
 another one. The one before stays right until the client's first message, for the greeting may be
 lost too. The log has only hashes of tokens: it puts a word for the token into the greeting, and the
@@ -114,10 +117,6 @@ class ClientConnection:
         """
         self._arrivals.append(_Arrival(connection, token))
         return self.tokens.give(token, used=used)
-
-    def received(self) -> None:
-        """Note that the client has its greeting: it sends on the new connection."""
-        self.tokens.forget_old()
 
     def send(self, frame: str, ready: Ready) -> None:
         """Send a frame on the connection, if there was one since the server began.

@@ -40,7 +40,7 @@ from ..telemetry.logs import bound_session
 from ..telemetry.watching import SessionStatus, Telemetry
 from . import journal
 from .crash_recovery import RecoveredSession, recover_sessions
-from .driver import DecodeMedia, Driver
+from .driver import DecodeMedia, Driver, clock_ns
 from .forking import ForkQueue, ForkRefused, unsupported, write_fork
 from .identity import Identities, Identity
 from .journal import MarkRefused, OnFailed, OpenLog
@@ -71,11 +71,6 @@ _logger = logging.getLogger("antiphon.server")
 _CANNOT: Final = "this server does not rebuild sessions"
 NO_SESSION: Final = "there is no such session, or this is not its token"
 AHEAD: Final = "last_seq is ahead of the session"
-
-
-def now_ns() -> int:
-    """The event loop's clock in nanoseconds: real time, or a test's virtual time."""
-    return int(anyio.current_time() * 1e9)
 
 
 class Server:
@@ -116,7 +111,7 @@ class Server:
         self._pool = self.workers.pool
         self.admission = Admission(
             self._pool,
-            clock_ns=now_ns,
+            clock_ns=clock_ns,
             new_ticket_id=identities.ticket_id,
             queue_max=settings.queue_max,
             limit_s=settings.limit_s,
@@ -151,7 +146,7 @@ class Server:
 
     def find(self, recording_id: str) -> Driver | Ended | None:
         """The session of this name: it runs, or ended while its client may have been away."""
-        return self.running(recording_id) or self._ended.get(recording_id, now_ns())
+        return self.running(recording_id) or self._ended.get(recording_id, clock_ns())
 
     def cancel_answers(self, party: str) -> int:
         """End the answers of `/ws/chat` that a party waits for; returns how many it has."""
@@ -169,8 +164,8 @@ class Server:
     @property
     def readiness(self) -> str:
         """`ready`, `full`, `loading`, `draining`, or `condemned`: no worker is left or coming."""
-        if self.admission.state != "open":
-            return self.admission.state
+        if self.admission.is_draining:
+            return "draining"
         counts = self._pool.counts
         if counts.condemned == counts.slots and not self.workers.more_to_come:
             return "condemned"
@@ -275,7 +270,7 @@ class Server:
             first_frame=driver.first_frame,
             close=driver.close,
             resume_s=self._settings.resume_s,
-            ended_ns=now_ns(),
+            ended_ns=clock_ns(),
         )
         self._ended.add(ended)
 
@@ -360,7 +355,6 @@ class Server:
                 refusal=arrival.refusal,
             ),
             decode_media=self._decode_media,
-            clock_ns=now_ns,
             limiter=self._limiter,
             has_room=self._has_room,
             owner=arrival.owner,
@@ -383,7 +377,7 @@ class Server:
 
     def _refuse_chat(self) -> ErrorCode | None:
         """Why a new chat, already among the drivers, has no room; None if it has."""
-        if self.admission.state != "open":
+        if self.admission.is_draining:
             return ErrorCode.SERVICE_UNAVAILABLE
         if len(self._drivers) <= self._settings.chats_max:
             return None
@@ -430,7 +424,7 @@ class Server:
         found = await self._logs.left()
         for recovered in found:
             if recovered.file is None:
-                self._ended.add(recovered.ended(self._settings.resume_s, now_ns()))
+                self._ended.add(recovered.ended(self._settings.resume_s, clock_ns()))
         left = [recovered for recovered in found if recovered.file is not None]
         begun = [self._host_again(it) for it in left if it.outstanding.goes_first]
         with anyio.move_on_after(RECOVER_S):

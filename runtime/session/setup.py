@@ -1,4 +1,4 @@
-"""How a session begins: its first event, and the head of its log."""
+"""How a session begins: the client that wants it, its first event, and the head of its log."""
 
 from __future__ import annotations
 

@@ -19,10 +19,9 @@ from __future__ import annotations
 import difflib
 import re
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache, partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import attrs
@@ -54,9 +53,6 @@ KINDS: Final[dict[object, Kind]] = {
 class Setting:
     """One setting, as `setting` declared it; `optional`: None is a value."""
 
-    name: str
-    kind: Kind
-    optional: bool
     default: object
     help: str
     heading: str
@@ -65,6 +61,9 @@ class Setting:
     choices: tuple[str, ...]
     named_flag: str
     unset: str
+    name: str = ""
+    kind: Kind = "text"
+    optional: bool = False
 
     @property
     def flag(self) -> str:
@@ -109,41 +108,24 @@ def setting(
         unset: the meaning of None, for people.
         served: the command line's default, if it differs from the class's.
     """
-    made = partial(
-        Setting,
+    made = Setting(
         default=default if served is attrs.NOTHING else served,
         help=help,
+        heading=heading,
         low=low,
         high=high,
+        choices=choices,
         named_flag=flag,
         unset=unset,
     )
-    metadata = {"made": made, "heading": heading, "choices": choices}
-    field: T = attrs.field(default=default, metadata=metadata)
+    field: T = attrs.field(default=default, metadata={"setting": made})
     return field
 
 
-def seconds(
-    default: int,
-    help: str,  # noqa: A002 - as of `setting`
-    *,
-    heading: str = "",
-    low: int = 1,
-    flag: str = "",
-) -> int:
-    """Declare a time in seconds, as `setting`."""
-    return setting(default, help, heading=heading, low=low, high=SECONDS_MAX, flag=flag)
-
-
-def count(
-    default: int,
-    help: str,  # noqa: A002 - as of `setting`
-    *,
-    heading: str = "",
-    low: int = 1,
-) -> int:
-    """Declare a number of connections, sessions or messages, as `setting`."""
-    return setting(default, help, heading=heading, low=low, high=COUNT_MAX)
+seconds = partial(setting, low=1, high=SECONDS_MAX)
+"""Declare a time in seconds."""
+count = partial(setting, low=1, high=COUNT_MAX)
+"""Declare a number of connections, sessions or messages."""
 
 
 @cache
@@ -151,18 +133,13 @@ def declared(owner: type) -> tuple[Setting, ...]:
     """The settings of an attrs class made by `setting`, with the command line's defaults."""
     hints, heading, found = get_type_hints(owner), "", list[Setting]()
     for field in attrs.fields(owner):
-        metadata = field.metadata
-        heading = metadata["heading"] or heading
+        made: Setting = field.metadata["setting"]
+        heading, choices = made.heading or heading, made.choices
         hint, optional = _without_none(hints[field.name])
-        choices = metadata["choices"]
         if get_origin(hint) is Literal:
             choices, hint = choices or get_args(hint), str
-        kind = KINDS[hint]
-        found.append(
-            metadata["made"](
-                name=field.name, kind=kind, optional=optional, choices=choices, heading=heading
-            )
-        )
+        typed = {"name": field.name, "kind": KINDS[hint], "optional": optional}
+        found.append(attrs.evolve(made, heading=heading, choices=choices, **typed))
     return tuple(found)
 
 
@@ -183,8 +160,9 @@ TEXTS_MAX: Final = 64
 """Origins or workers of one server; more are a mistake."""
 SHOWN_CHARS_MAX: Final = 60
 """Enough of a wrong value to find it."""
-TRUE: Final = frozenset({"1", "true", "yes", "on"})
-FALSE: Final = frozenset({"0", "false", "no", "off"})
+TRUTHS: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
+    ("0", "false", "no", "off"), False
+)
 
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 
@@ -195,23 +173,33 @@ class ValueWrongError(ValueError):
 
 def from_text(setting: Setting, text: str) -> object:
     """Parse a flag's or a variable's text, lists with commas; raises `ValueWrongError`."""
+    value: object = text
     if setting.kind == "texts":
-        parts = [part.strip() for part in text.split(",")] if text.strip() else []
-        return _texts(setting, parts)
-    if setting.kind == "truth":
-        if text.lower() not in TRUE | FALSE:
-            raise ValueWrongError(f"{shown(text)} is neither true nor false")
-        return text.lower() in TRUE
-    if setting.kind == "number" and text:
-        if not _NUMBER.fullmatch(text):
-            raise ValueWrongError(f"{shown(text)} is not a whole number")
-        return _number(setting, int(text))
-    return _READERS[setting.kind](setting, text)
+        value = [part.strip() for part in text.split(",")] if text.strip() else []
+    elif setting.kind == "truth":
+        value = TRUTHS.get(text.lower(), text)
+    elif setting.kind == "number" and _NUMBER.fullmatch(text):
+        value = int(text)
+    return from_toml(setting, value)
 
 
 def from_toml(setting: Setting, value: object) -> object:
     """Check a value that `tomllib` read; raises `ValueWrongError`."""
-    return _READERS[setting.kind](setting, value)
+    if value == "" and setting.optional:
+        return None
+    match setting.kind:
+        case "number":
+            return _number(setting, value)
+        case "truth":
+            if not isinstance(value, bool):
+                raise ValueWrongError(f"{shown(value)} is neither true nor false")
+            return value
+        case "texts":
+            return _texts(value)
+        case "path":
+            return Path(plain(value))
+        case "text":
+            return _text(setting, value)
 
 
 def plain(value: object) -> str:
@@ -245,9 +233,7 @@ def nearest(wrong: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _number(setting: Setting, value: object) -> object:
-    if value == "" and setting.optional:
-        return None
+def _number(setting: Setting, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueWrongError(f"{shown(value)} is not a whole number")
     if setting.low is not None and value < setting.low:
@@ -257,15 +243,7 @@ def _number(setting: Setting, value: object) -> object:
     return value
 
 
-def _truth(_setting: Setting, value: object) -> object:
-    if not isinstance(value, bool):
-        raise ValueWrongError(f"{shown(value)} is neither true nor false")
-    return value
-
-
-def _text(setting: Setting, value: object) -> object:
-    if value == "" and setting.optional:
-        return None
+def _text(setting: Setting, value: object) -> str:
     text = plain(value)
     if setting.choices and text not in setting.choices:
         meant = nearest(text, setting.choices)
@@ -273,22 +251,12 @@ def _text(setting: Setting, value: object) -> object:
     return text
 
 
-def _path(setting: Setting, value: object) -> object:
-    text = _text(setting, value)
-    return None if text is None else Path(str(text))
-
-
-def _texts(_setting: Setting, value: object) -> object:
+def _texts(value: object) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise ValueWrongError(f"{shown(value)} is not a list of texts")
     if len(value) > TEXTS_MAX:
         raise ValueWrongError(f"a list of {len(value)} is too long: at most {TEXTS_MAX}")
     return tuple(plain(item) for item in value)
-
-
-_READERS: Final[Mapping[Kind, Callable[[Setting, object], object]]] = MappingProxyType(
-    {"number": _number, "truth": _truth, "text": _text, "path": _path, "texts": _texts}
-)
 
 
 # -- defaults and bounds ---------------------------------------------------------------------------
@@ -375,10 +343,12 @@ class Settings:
         "--model; it needs the mode transcription, and a slot for each session. none: no model.",
         unset="none; with --open moonshine, if it is installed",
     )
-    detector: Literal["energy", "silero"] = setting(
+    detector: Literal["energy", "silero"] | None = setting(
         "energy",
         "The detector of user speech, for interruptions: energy uses loudness; silero, a "
         "trained model (the extra vad), mistakes music and coughs for speech far less often.",
+        unset="silero, if it is installed, otherwise energy",
+        served=None,
     )
     barge_in: bool = setting(
         False,

@@ -151,14 +151,11 @@ def _take(
 
 def _nearest(name: str, known: Mapping[str, st.Setting]) -> str:
     """Suggest the nearest setting, by its name or its flag's."""
-    by_name = {alias: real for real, it in known.items() for alias in (it.name, _bare(it.flag))}
+    by_name = {it.name: real for real, it in known.items()}
+    by_name |= {it.flag.strip("-").replace("-", "_"): real for real, it in known.items()}
     meant = name.removeprefix(st.PREFIX).lower().replace("-", "_")
     close = difflib.get_close_matches(meant, by_name, n=1)
     return f"; did you mean {by_name[close[0]]}?" if close else ""
-
-
-def _bare(flag: str) -> str:
-    return flag.removeprefix("--").replace("-", "_")
 
 
 # -- a file of settings ----------------------------------------------------------------------------

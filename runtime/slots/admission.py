@@ -27,7 +27,7 @@ from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Final, Literal
+from typing import Final
 
 import attrs
 
@@ -51,8 +51,6 @@ SESSIONS_AVERAGED: Final = 32
 """Past sessions kept for each mode: enough to be steady, few enough to follow the day."""
 OVERDUE_SHARE: Final = 0.5
 """Share of the average that is left to a session longer than all that are kept."""
-
-AdmissionState = Literal["loading", "open", "draining"]
 
 
 class Refused(Exception):  # noqa: N818 - a fact about the asker, not a fault
@@ -126,7 +124,6 @@ class Admission:
         clock_ns: monotonic nanoseconds, used for estimates and waiting times only.
         new_ticket_id: returns `ticket_` and 12 hex digits, unique.
         queue_max: the most sessions that wait; 0 turns the queue off (`worker_busy`).
-        state: `loading` refuses every session until `open` is called.
         more_to_come: whether a replacement is coming; call `review` after each change.
         limit_s: the longest session of a mode in seconds, for estimates; 0 means no limit.
     """
@@ -138,7 +135,6 @@ class Admission:
         clock_ns: Callable[[], int],
         new_ticket_id: Callable[[], str],
         queue_max: int = QUEUE_MAX,
-        state: AdmissionState = "open",
         more_to_come: Callable[[], bool] = lambda: False,
         limit_s: Callable[[Mode], int] = lambda _: 0,
     ) -> None:
@@ -147,7 +143,7 @@ class Admission:
         self._clock_ns = clock_ns
         self._new_ticket_id = new_ticket_id
         self._queue_max = queue_max
-        self._state: AdmissionState = state
+        self.is_draining = False
         self._waiting: dict[str, _Waiting] = {}
         self._held: dict[Lease, _Held] = {}
         self._durations = Durations(limit_s)
@@ -226,12 +222,11 @@ class Admission:
 
     # -- for operators and the server -----------------------------------------------------------
 
-    def cancel(self, ticket_id: str, owner: str | None = None) -> bool:
-        """Delete a ticket and tell its session; False if none of `owner` (None: any) waits."""
-        waiting = self._waiting.get(ticket_id)
-        if waiting is None or owner not in (None, waiting.ticket.owner):
+    def cancel(self, ticket_id: str) -> bool:
+        """Delete a ticket and tell its session; False if it does not wait."""
+        waiting = self._waiting.pop(ticket_id, None)
+        if waiting is None:
             return False
-        del self._waiting[ticket_id]
         self._due.append(waiting.on_cancelled)
         self._hand_out()
         return True
@@ -248,19 +243,9 @@ class Admission:
             self._waiting.clear()
         self._hand_out()
 
-    def open(self) -> None:
-        """Start to admit: the model is loaded."""
-        self._state = "open"
-        self._hand_out()
-
     def drain(self) -> None:
         """Stop admitting; waiting sessions stay in the queue and get no slot."""
-        self._state = "draining"
-
-    @property
-    def state(self) -> AdmissionState:
-        """`loading`, `open` or `draining`."""
-        return self._state
+        self.is_draining = True
 
     @property
     def queue_length(self) -> int:
@@ -286,15 +271,14 @@ class Admission:
             for position, ticket_id in enumerate(self._waiting, start=1)
         )
 
-    def tickets(self, owner: str | None = None) -> tuple[TicketStatus, ...]:
-        """The waiting sessions, front first; `owner` limits them to one key's, None means all."""
+    def tickets(self) -> tuple[TicketStatus, ...]:
+        """The waiting sessions, front first."""
         now_ns = self._clock_ns()
         return tuple(
             TicketStatus(
                 ticket=waiting.ticket, place=place, waited_s=(now_ns - waiting.since_ns) // NS_PER_S
             )
             for place, waiting in zip(self.places(), self._waiting.values(), strict=True)
-            if owner in (None, waiting.ticket.owner)
         )
 
     def running(self) -> tuple[RunningTask, ...]:
@@ -314,7 +298,7 @@ class Admission:
 
     def refuse_where_full(self, party: str) -> None:
         """Raise `Refused` where a new session of a party would find neither a slot nor a place."""
-        if self._state != "open" or self._is_hopeless():
+        if self.is_draining or self._is_hopeless():
             raise Refused(ErrorCode.SERVICE_UNAVAILABLE)
         if self._pool.counts.free:
             return
@@ -354,7 +338,7 @@ class Admission:
     def _may_lease(self) -> bool:
         """Whether the first in line may have a slot; a server that drains goes on with its own."""
         first = next(iter(self._waiting.values()), None)
-        return first is not None and (self._state == "open" or first.ahead)
+        return first is not None and (not self.is_draining or first.ahead)
 
     def _report(self, *, estimates: bool) -> None:
         """Call the callbacks that are due; a nested call leaves them to the outer one."""

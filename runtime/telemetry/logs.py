@@ -28,12 +28,7 @@ from typing import Any, Final, Literal, TextIO
 
 import orjson
 import structlog
-from structlog.contextvars import (
-    bind_contextvars,
-    bound_contextvars,
-    merge_contextvars,
-    unbind_contextvars,
-)
+from structlog import contextvars
 from structlog.stdlib import ExtraAdder, ProcessorFormatter, add_log_level, add_logger_name
 from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import EventDict, WrappedLogger
@@ -71,6 +66,8 @@ NESTING_MAX: Final = 6
 """Depth of exception groups: task groups nest four deep here."""
 FIRST: Final = ("timestamp", "level", "logger", "event", "session", "session_id", "unit")
 """The fields that come first, in this order."""
+DOUBLES: Final = ("message", "asctime")
+"""Another formatter's copies of the event and its time, which are left out."""
 
 
 def configure(format: Format, level: Level, *, stream: TextIO | None = None) -> logging.Handler:  # noqa: A002
@@ -84,7 +81,7 @@ def configure(format: Format, level: Level, *, stream: TextIO | None = None) -> 
     handler.setFormatter(
         ProcessorFormatter(
             foreign_pre_chain=[
-                merge_contextvars,
+                contextvars.merge_contextvars,
                 add_log_level,
                 add_logger_name,
                 ExtraAdder(),
@@ -92,7 +89,6 @@ def configure(format: Format, level: Level, *, stream: TextIO | None = None) -> 
             ],
             processors=[
                 ProcessorFormatter.remove_processors_meta,
-                _drop_doubles,
                 _trace_as_text if as_text else _trace_as_fields,
                 _clean,
                 _as_text if as_text else _as_json,
@@ -121,15 +117,16 @@ def announce(format: Format, *lines: str, logger: str = "antiphon.serve") -> Non
 
 def bound_session(recording_id: str) -> AbstractContextManager[None]:
     """Set the session ids on log records within this context."""
-    return bound_contextvars(session=recording_id, session_id=session_id_of(recording_id))
+    named = {"session": recording_id, "session_id": session_id_of(recording_id)}
+    return contextvars.bound_contextvars(**named)
 
 
 def name_unit(index: int | None) -> None:
     """Set the unit id on this task's log records; None clears it."""
     if index is None:
-        unbind_contextvars("unit")
+        contextvars.unbind_contextvars("unit")
     else:
-        bind_contextvars(unit=index)
+        contextvars.bind_contextvars(unit=index)
 
 
 class _Handler(logging.StreamHandler[TextIO]):
@@ -172,17 +169,10 @@ def printable(text: str) -> str:
     return kept if len(text) <= TEXT_CHARS_MAX else f"{kept}... ({len(text)} characters)"
 
 
-def _drop_doubles(_logger: WrappedLogger, _method: str, fields: EventDict) -> EventDict:
-    """Drop another formatter's copies of the event and its time."""
-    for name in ("message", "asctime"):
-        fields.pop(name, None)
-    return fields
-
-
 def _clean(_logger: WrappedLogger, _method: str, fields: EventDict) -> EventDict:
     """Order the fields, and make each safe to write."""
     names = [name for name in FIRST if name in fields]
-    names += [name for name in fields if name not in FIRST]
+    names += [name for name in fields if name not in FIRST + DOUBLES]
     kept = names[:FIELDS_MAX]
     return {printable(str(name)): _safe(fields[name]) for name in kept}
 

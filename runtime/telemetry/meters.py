@@ -285,7 +285,10 @@ class UnitMeter(CallMeter):
         match event:
             case ev.FrameReceived() | ev.MediaDecoded() | ev.MediaRejected() | ev.TimerFired():
                 # A client's sound may be resampled first, or missing.
-                self._take_in(effects, session.units_waiting)
+                # The whole units are those waiting and those gone.
+                left = sum(isinstance(effect, ef.StartUnit | ef.DropUnit) for effect in effects)
+                new = session.units_waiting + left - len(self._whole_ns)
+                self._whole_ns.extend([self._now_ns] * new)
             case ev.UnitDone(result=result) if result.index == self._running:
                 self._unit_done(result, is_sent=is_sent)
             case ev.UnitFailed() if event.index == self._running:
@@ -325,12 +328,6 @@ class UnitMeter(CallMeter):
             case ef.StartFinalize() | ef.Rollback():
                 self._closing = effect.index
                 self._barrier_ns = (self._now_ns, self._now_ns)
-
-    def _take_in(self, effects: tuple[ef.Effect, ...], waiting: int) -> None:
-        """Note the time of new whole units: those waiting and those gone, less those before."""
-        left = sum(isinstance(effect, ef.StartUnit | ef.DropUnit) for effect in effects)
-        for _ in range(waiting + left - len(self._whole_ns)):
-            self._whole_ns.append(self._now_ns)
 
     def _pop_whole_ns(self) -> int:
         """When the oldest unit was whole; of one that waited before a restart: now."""

@@ -321,14 +321,15 @@ class DeferredMeter:
 
 
 def _note(session: Session) -> Noted:
+    kind, peer = session.kind, session.peer
     return Noted(
-        dialect_name=session.dialect_name,
-        end_reason=session.end_reason,
-        sent=session.sent,
-        state=session.state,
-        accepted=session.accepted,
-        units_waiting=session.units_waiting,
-        samples_waiting=session.samples_waiting,
+        dialect_name=peer.dialect.name,
+        end_reason=kind.end_reason,
+        sent=peer.sent,
+        state=peer.state,
+        accepted=peer.accepted,
+        units_waiting=kind.loop.units_waiting,
+        samples_waiting=kind.samples_waiting,
     )
 
 

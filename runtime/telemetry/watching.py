@@ -153,26 +153,13 @@ class ServerStatus:
 
 def status_json(status: ServerStatus) -> dict[str, Any]:
     """A server's status as plain values for JSON; times are in seconds."""
-    slots, workers = status.slots, status.workers
+    counts = {name: dict(getattr(status, name)) for name in ("recorder", "store", "denied")}
+    plain = attrs.asdict(status, filter=lambda at, _: at.name not in {"running_tasks", *counts})
     return {
-        "readiness": status.readiness,
-        "version": status.version,
-        "model": status.model,
-        "speech": status.speech,
+        **plain,
+        **counts,
+        **_workers_json(status.slots, status.running_tasks),
         "uptime_s": round(status.uptime_s, 1),
-        "connections": status.connections,
-        "tasks": status.tasks,
-        "queue_length": status.queue_length,
-        "max_queue_size": status.max_queue_size,
-        **_workers_json(slots, status.running_tasks),
-        "slots": None if slots is None else attrs.asdict(slots),
-        "workers": None if workers is None else attrs.asdict(workers),
-        "workers_wanted": status.workers_wanted,
-        "recorder": dict(status.recorder),
-        "retention": None if status.retention is None else attrs.asdict(status.retention),
-        "store": dict(status.store),
-        "listener": None if status.listener is None else _listener_json(status.listener),
-        "denied": dict(status.denied),
         "sessions": [session_json(session) for session in status.sessions],
     }
 
@@ -194,11 +181,6 @@ def _workers_json(slots: PoolCounts | None, tasks: Sequence[RunningTask]) -> dic
             for task in tasks
         ],
     }
-
-
-def _listener_json(seen: Counters) -> dict[str, Any]:
-    counts = {"refused": dict(seen.refused), "dropped": dict(seen.dropped)}
-    return attrs.asdict(seen, recurse=False) | counts
 
 
 def session_json(session: SessionStatus) -> dict[str, Any]:

@@ -42,8 +42,7 @@ from recorder.storage.store import Store
 from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder
 from runtime.commands import interrupts
-from runtime.commands.bench import measure_units
-from runtime.commands.bench_engine import (
+from runtime.commands.bench import (
     BenchError,
     Speech,
     Times,
@@ -61,7 +60,8 @@ from runtime.net.connection import Ready
 from runtime.session.identity import Identity, SystemIdentities
 from runtime.session.journal import Journal, OpenLog
 from tests.bench.formats import FormatName, JsonLines, Mcap, UnitFormat, Wav
-from tests.bench.gateway.material import output_second
+from tests.bench.gateway.material import input_second, output_second
+from tests.bench.units import measure_units
 
 # -- a session without server or model ------------------------------------------------------------
 
@@ -80,9 +80,7 @@ class TalkUnit:
 
 def make_unit(speech: Speech, number: int) -> TalkUnit:
     """Make a second that differs from all others."""
-    append = Append(
-        pcm=speech.second(number, gain=0.8 + 0.0007 * number), frames=(camera_frame(number),)
-    )
+    append = Append(pcm=input_second(speech, number), frames=(camera_frame(number),))
     return TalkUnit(
         append=append, frame=REALTIME.encode_request(append), pcm=output_second(speech, number)
     )
@@ -116,6 +114,10 @@ class Talker:
         self._post(ev.FrameReceived, frame=REALTIME.encode_request(Init(instructions="be brief")))
         self._post(ev.BackendOpened, lease=1, opened=Opened(prompt_length=40))
         self.cpu_ns = 0
+
+    def hear(self, frame: str) -> None:
+        """Hear a piece of a second."""
+        self._post(ev.FrameReceived, frame=frame)
 
     async def unit(self, unit: TalkUnit) -> None:
         """Hear, answer and finalize a second, and wait until the answer may be sent."""
@@ -177,6 +179,7 @@ class Kept:
 
     is_full = False
     steps_of_all = 0
+    failure = None
 
     def __init__(self) -> None:
         self.records: list[Record] = []

@@ -51,8 +51,7 @@ from runtime.client.errors import ClientError, SessionClosedError
 from runtime.client.sdk import transcribe
 from runtime.client.transcription import TranscriptionSession
 from runtime.commands import interrupts
-from runtime.commands.bench_engine import (
-    FIXTURES,
+from runtime.commands.bench import (
     MS,
     BenchError,
     Speech,
@@ -73,7 +72,7 @@ from tests.models.blocking import alone
 
 # -- phrases and their words ----------------------------------------------------------------------
 
-HELDOUT: Final = FIXTURES / "heldout"
+HELDOUT: Final = Path(__file__).parents[2] / "fixtures" / "speech" / "heldout"
 ROOM_DB: Final = -62.0
 """RMS of the quiet between phrases, relative to full scale: that of a quiet room."""
 TAIL_SAMPLES: Final = INPUT_RATE_HZ

@@ -33,7 +33,7 @@ from protocol.values.requests import Append, Request
 from protocol.wire.codec import encode_base64, parse_frame
 from protocol.wire.dialects.base import Context
 from protocol.wire.dialects.realtime import REALTIME
-from runtime.commands.bench_engine import Times
+from runtime.commands.bench import Times
 from tests.bench.gateway import __main__ as command
 from tests.bench.gateway import measure as gateway
 from tests.bench.gateway.child import GatewayBenchError, child
@@ -52,7 +52,9 @@ from tests.bench.gateway.material import (
     CODINGS,
     CONTENDERS,
     END,
+    OPENAI,
     PATTERNS,
+    RECORDING,
     Coding,
     Contender,
     Exchange,
@@ -81,6 +83,7 @@ SMALL: Final = Plan(
             pieces=50,
             coding="pcm16",
         ),
+        *(attrs.evolve(each, sessions=2, units=1) for each in RECORDING[-len(OPENAI) :]),
     ),
     memory=Pattern(name="memory", sessions=3, units=1, pace="spread"),
     first=Pattern(name="first", sessions=1, units=2, pace="flat"),
@@ -120,9 +123,9 @@ def test_every_pattern_is_run_against_every_contender_in_every_round(found: Gate
         (number, pattern.name, contender)
         for number in range(2)
         for pattern in SMALL.patterns
-        for contender in CONTENDERS
+        for contender in pattern.contenders
     )
-    starts = [ran[index][2] for index in range(0, len(ran), len(CONTENDERS))]
+    starts = [contender for _, pattern, contender in ran if pattern == "flat"][:: len(CONTENDERS)]
     assert starts[0] != starts[-1]
     units = {pattern.name: pattern.sessions * pattern.units for pattern in SMALL.patterns}
     assert not any(run.missed for run in found.runs)
@@ -147,7 +150,8 @@ def test_only_what_records_has_a_recorder(found: GatewayResult) -> None:
     for run in found.runs:
         assert (run.recorder_us > 0) == (run.contender == "recorded")
     assert all(ratio > 0 for ratio in found.recorded_of_antiphon.values())
-    assert all(ratio > 0 for ratio in found.recorded_of_logged.values())
+    assert [name for name, ratio in found.recorded_of_logged.items() if not ratio] == [*OPENAI]
+    assert set(found.recording_us) == {pattern.name for pattern in SMALL.patterns}
 
 
 @pytest.mark.parametrize(("module", "name"), [stage[1:] for stage in STAGES])

@@ -108,9 +108,6 @@ def _read(log: Path) -> None:
 def _seek(log: Path) -> None:
     with LogReader(log) as reader:
         _exhaust(reader.at(3))
-        _exhaust(reader.at_time(2500))
-        with suppress(LookupError):
-            _exhaust(reader.at_unit(2))
 
 
 def _list(log: Path) -> None:

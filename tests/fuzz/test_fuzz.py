@@ -182,6 +182,7 @@ def first_found(target: LocalTarget, names: Names, seed: int = 1) -> Found:
     return found[0]
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sample(list(PLANTED), FEW_PLANTED))
 def test_a_planted_bug_is_found_and_made_small(name: str) -> None:

@@ -112,7 +112,7 @@ def backend_of(number: int) -> ScriptedBackend:
     """Make a model in which everything happens that can; `number` decides."""
     dice = SeededDice("hearing", number)
     return ScriptedBackend(
-        hears=random_hearing(number),
+        transcription=random_hearing(number),
         slots=1,
         context_limit=pick(dice, 8192, 8192, 120),
         release=Call(duration_s=dice.below(1000) / 1000),

@@ -16,7 +16,12 @@ import attrs
 from protocol.values.model import Chunk, Turn, Unit
 from runtime.model.backends.base import Backend
 from runtime.model.backends.scripted import Call, ScriptedBackend, Step
-from runtime.model.backends.scripted_chat import Answer, Heard, default_answer, default_hearing
+from runtime.model.backends.scripted_chat import (
+    Answer,
+    Transcribed,
+    default_answer,
+    default_hearing,
+)
 from runtime.slots.workers import Load
 from tests.golden.chat import ask
 from tests.golden.stage import Scene, brief, eventful, part, picture
@@ -137,10 +142,10 @@ async def is_heard(server: World) -> None:
     await server.quiet()
 
 
-def deaf_at(second: int) -> Callable[[Chunk], Heard]:
+def deaf_at(second: int) -> Callable[[Chunk], Transcribed]:
     """The worker is gone at a second of the first utterance."""
 
-    def script(chunk: Chunk) -> Heard:
+    def script(chunk: Chunk) -> Transcribed:
         result = default_hearing(chunk)
         is_it = chunk.utterance == 0 and chunk.index == second
         return attrs.evolve(result, fault="gone") if is_it else result

@@ -8,7 +8,7 @@ import anyio
 import numpy as np
 
 from protocol.values.model import Chunk
-from runtime.model.backends.scripted_chat import Heard, default_hearing
+from runtime.model.backends.scripted_chat import Transcribed, default_hearing
 from tests.golden.stage import ONE_SLOT, Scene
 from tests.sessions.in_memory import Peer, World, append_sound, close_frame
 
@@ -36,11 +36,11 @@ async def done(peer: Peer, count: int) -> None:
     await peer.heard("transcription.done", count)
 
 
-def failing(chunk: Chunk) -> Heard:
+def failing(chunk: Chunk) -> Transcribed:
     """Fail at the third second of the first utterance; hear slowly."""
     if (chunk.utterance, chunk.index) == (0, 2):
-        return Heard(takes_s=0.1, fault="fail")
-    return Heard(text=default_hearing(chunk).text, takes_s=0.2)
+        return Transcribed(takes_s=0.1, fault="fail")
+    return Transcribed(text=default_hearing(chunk).text, takes_s=0.2)
 
 
 async def conversation(server: World) -> None:
@@ -129,8 +129,8 @@ TRANSCRIPTION_SCENES: dict[str, Scene] = {
             ("transcription-names", other_names, {}, {"served_model_names": ("whisper-1",)}),
             ("transcription-fails", goes_on_and_is_silent, {"hears": failing}, {"idle_s": 3}),
             ("transcription-context-full", goes_on_and_is_silent, {"context_limit": 90}, {}),
-            ("transcription-gone", is_lost, {"hears": lambda _: Heard(fault="gone")}, {}),
-            ("transcription-hangs", is_lost, {"hears": lambda _: Heard(fault="hang")}, {}),
+            ("transcription-gone", is_lost, {"hears": lambda _: Transcribed(fault="gone")}, {}),
+            ("transcription-hangs", is_lost, {"hears": lambda _: Transcribed(fault="hang")}, {}),
             ("transcription-drained", is_drained, {"hears": failing}, {}),
             ("transcription-shutdown", is_shut_down, {}, {}),
             ("transcription-timeout", goes_on_and_is_silent, {}, {"limit_transcription_s": 9}),

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from protocol.values.model import DuplexConfig, Opening, Unit, UnitResult, Voice
-from runtime.commands.bench_engine import camera_frame, load_speech
+from runtime.commands.bench import camera_frame, load_speech
 from runtime.model.backends.base import Forced
 from runtime.model.backends.minicpmo.batched import ON_CPU, Means, means_on
 from runtime.model.backends.minicpmo.checkpoint import Parts, build_parts

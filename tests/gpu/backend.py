@@ -31,6 +31,15 @@ def install(folder: Path) -> Path:
     return folder
 
 
+def give_voice(model: DuplexModel, *, exact: bool) -> None:
+    """Give a model the published voice with drawn weights."""
+    machine, like = model.machine, model.machine.llm.keys
+    machine.vocoder = voice = drawn(like.device, like.dtype, slots=machine.slots, exact=exact)
+    steps = voice._vocoder.steps
+    if steps is not None and like.is_cuda:
+        steps.capture()
+
+
 def make(
     argument: str, slots: int | None, *, device: str | None, dtype: str | None, deterministic: bool
 ) -> EngineBackend:
@@ -43,14 +52,12 @@ def make(
     )
     machine = model.machine
     if "voice" in argument:
-        machine.vocoder = voice = drawn(where, what, slots=slots or 1, exact=deterministic)
-        steps = voice._vocoder.steps
-        if steps is not None and where.type == "cuda":
-            steps.capture()
+        give_voice(model, exact=deterministic)
     else:
         with tempfile.TemporaryDirectory() as name:
             write_vocoder(Path(name) / "vocoder", config.tts.num_audio_tokens)
             machine.vocoder = PieceVocoder.load(Path(name) / "vocoder")
+    assert machine.vocoder is not None
     facts = {
         "model": f"random {argument or 'full'}",
         "torch": torch.__version__,

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+import anyio
 import attrs
+import torch
 
 from runtime.commands import interrupts
-from runtime.commands.bench import ARRIVALS, Kinds, measure_engine
-from runtime.commands.bench_engine import (
+from runtime.commands.bench import (
+    ARRIVALS,
     SPEAKING_TOKENS,
     Arrival,
+    Case,
     Doing,
     Load,
+    Search,
     camera_frame,
     load_speech,
+    run_engine,
     run_rebuilt,
 )
 from runtime.model.backends.minicpmo.model import DuplexModel
@@ -28,9 +34,15 @@ STAGED: Final = (1, 16, 48)
 """Sessions whose requests are timed one kind at a time, for `STAGED_UNITS` each."""
 STAGED_UNITS: Final = 3
 PROFILED: Final = 16
-REBUILT: Final = (("speaking omni", 60), ("listening audio", 600))
+REBUILT: Final = (("speaking omni", 60),)
 """Seconds of a session that is rebuilt."""
 LOADS: Final = ("speaking audio", "speaking omni", "listening audio", "listening omni")
+GROWN_S: Final = (60, 300)
+"""Seconds after which is measured what a session takes, ..."""
+GROWN: Final = 4
+"""... of so many, ..."""
+SPEAKS_EVERY: Final = 3
+"""... which speak in one unit of so many."""
 
 Say = Callable[[str, object], None]
 
@@ -55,31 +67,81 @@ def served(
     names: Sequence[str],
     arrivals: Sequence[Arrival] = ARRIVALS,
     words: int = 0,
-) -> list[dict[str, Any]]:
-    """Search the most sessions for the loads of some names, after so many more words each."""
-    found = []
+) -> Iterator[dict[str, Any]]:
+    """Search the most sessions for the loads of some names, after so many more words each.
+
+    Each run is found as soon as it is made, with the most that were served so far.
+    """
     for name, usual in loads(seconds):
         if name not in names:
             continue
         load = attrs.evolve(usual, instructions=usual.instructions + " listen" * words)
-        kinds = Kinds(modes=("batched",), arrivals=arrivals)
-        runs, best = measure_engine(model, load, list(counts), kinds=kinds, show=lambda _: None)
-        for run in runs:
-            late = f"{run.missed} of {run.units} late"
-            times = f"p50 {run.latency.p50_ms:.0f}, p99 {run.latency.p99_ms:.0f} ms"
-            say(f"{name}, {run.sessions} {run.arrival}", f"{times}, {late}, {run.stages_ms}")
-        say(f"{name}, served", {each.arrival: each.batched for each in best})
-        found.append({"load": name, "runs": runs, "served": best})
-    return found
+        backend, first = EngineBackend(model), Case(mode="batched", arrival="spread", sessions=1)
+        interrupts.run(run_engine, backend, attrs.evolve(load, seconds=1), first)
+        for arrival in arrivals:
+            search = Search(counts, model.info.slots)
+            while (count := search.next_count()) is not None:
+                case = Case(mode="batched", arrival=arrival, sessions=count)
+                run = interrupts.run(run_engine, backend, load, case)
+                search.note(count, is_served=run.is_served)
+                yield {"load": name, "run": run, "served": search.served}
+                late = f"{run.missed} of {run.units} late"
+                times = f"p50 {run.latency.p50_ms:.0f}, p99 {run.latency.p99_ms:.0f} ms"
+                say(f"{name}, {count} {arrival}", f"{times}, {late}, {run.stages_ms}")
+
+
+def grown(model: DuplexModel, say: Say) -> dict[str, dict[str, float]]:
+    """What a session takes after some time, in MB: its pages, its encoder, and its voice.
+
+    Of slots that do not share their memory, pages are not counted.
+    """
+    machine = model.machine
+
+    def taken() -> dict[str, float]:
+        stores = {"llm": machine.llm, "tts": machine.tts}
+        held = {
+            name: store.slot_bytes * store.slots * (store.positions - store.free) / store.positions
+            for name, store in stores.items()
+        }
+        own = torch.cuda.memory_allocated() if machine.llm.keys.is_cuda else 0
+        return {**held, "voice": float(own)}
+
+    async def grow(load: Load, count: int) -> dict[str, dict[str, float]]:
+        backend, before, found = EngineBackend(model), taken(), dict[str, dict[str, float]]()
+        opened = [await backend.open(load.opening(number), slot=number) for number in range(count)]
+
+        async def go_on(number: int, begin: int, end: int) -> None:
+            for index in range(begin, end):
+                must_listen = index % SPEAKS_EVERY > 0
+                unit = attrs.evolve(load.unit(number, index), force_listen=must_listen)
+                await opened[number].run(unit)
+                await opened[number].finalize(index, interrupted=False)
+
+        for begin, end in pairwise((0, *GROWN_S)):
+            async with anyio.create_task_group() as tasks:
+                for number in range(count):
+                    tasks.start_soon(go_on, number, begin, end)
+            each = {name: (size - before[name]) / count for name, size in taken().items()}
+            each |= {"audio": machine.audio.slot_bytes}
+            each |= {"all": sum(each.values())}
+            found[str(end)] = {name: round(size / 1e6, 3) for name, size in each.items()}
+            say(f"a session after {end} s, MB", found[str(end)])
+        for session in opened:
+            await session.release()
+        return found
+
+    (load,) = (load for name, load in loads(GROWN_S[-1]) if name == "speaking audio")
+    return interrupts.run(grow, load, min(GROWN, model.info.slots))
 
 
 def rebuilt(model: DuplexModel, say: Say) -> list[dict[str, Any]]:
-    """Rebuild a session that spoke for a minute, and one that listened for ten."""
+    """Rebuild a session that spoke for a minute."""
     found = []
     for wanted, seconds in REBUILT:
         (load,) = (load for name, load in loads(seconds) if name == wanted)
         speed = interrupts.run(run_rebuilt, EngineBackend(model), load)
         say(f"{wanted}, rebuilt", speed)
+        say(f"{wanted}, {seconds} s rebuilt exactly, s", round(speed.units / speed.exact, 2))
         found.append({"load": wanted, "rebuilt": speed})
     return found
 

@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from runtime.commands.bench_engine import Case, EngineRun, Load
+from runtime.commands.bench import Case, EngineRun, Load
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.work import Work
 

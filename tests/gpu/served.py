@@ -22,7 +22,7 @@ import antiphon
 from protocol.values.messages import Listen, Speech
 from protocol.values.requests import Append, Init
 from runtime import SOURCE_TREE
-from runtime.commands.bench_engine import (
+from runtime.commands.bench import (
     DUE_S,
     MS,
     SPEAKING_TOKENS,
@@ -34,7 +34,7 @@ from runtime.commands.bench_engine import (
     machine_facts,
     sum_up,
 )
-from runtime.commands.bench_engine import Load as Said
+from runtime.commands.bench import Load as Said
 from runtime.commands.server_process import RUN, served
 from tests.gpu.backend import install
 from tests.project.evidence import keep, made
@@ -89,12 +89,17 @@ async def talk(url: str, load: Load, number: int, began_s: float, found: list[An
     opening = said.opening(number)
     init = Init(instructions=opening.instructions, config=opening.config)
     sent: dict[str, float] = {}
+    is_over = anyio.Event()
 
     async def listen(call: Any) -> None:
+        answered = 0
         async for event in call:
             if isinstance(event, Listen) or (isinstance(event, Speech) and event.pcm):
                 delay_ms = (anyio.current_time() - sent.pop(event.input_id)) * MS
                 found.append((delay_ms, isinstance(event, Speech)))
+                answered += 1
+                if answered == load.seconds:
+                    is_over.set()
 
     async with (
         antiphon.connect(url, mode="video", init=init) as call,
@@ -106,7 +111,8 @@ async def talk(url: str, load: Load, number: int, began_s: float, found: list[An
             name, unit = str(index), said.unit(number, index)
             sent[name] = anyio.current_time()
             await call.raw.append(Append(pcm=unit.pcm, frames=unit.frames, input_id=name))
-        await anyio.sleep(WAIT_S)
+        with anyio.move_on_after(WAIT_S):
+            await is_over.wait()
         own.cancel_scope.cancel()
 
 

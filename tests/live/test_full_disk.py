@@ -44,7 +44,7 @@ UNTIL_TOLD: Final = 2
 FILE_BYTES_MAX: Final = 300_000
 """Some four seconds of noise."""
 UNITS_MAX: Final = 20
-TIMEOUT_S: Final = 20
+TIMEOUT_S: Final = 60
 NOISE: Final = base64(np.random.default_rng(0).normal(size=16_000).astype("<f4").tobytes())
 SILENCE: Final = base64(bytes(64_000))
 

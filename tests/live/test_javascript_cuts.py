@@ -58,6 +58,7 @@ def log_of(folder: Path, session_id: str) -> Path:
     raise AssertionError(session_id)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("mode", ["audio", "live", "chat", "transcription"])
 @pytest.mark.parametrize("cuts", [[2_000], [90_000, 60_000], [3_000, 2_500, 9_000]])
 def test_each_message_and_each_event_counts_once(

@@ -19,7 +19,7 @@ from tests.sessions.in_memory import append_frame, init_frame
 
 Body = dict[str, Any]
 UNITS_MAX: Final = 5
-PATIENCE_S: Final = 20
+PATIENCE_S: Final = 60
 
 
 def remove(folder: Path) -> None:
@@ -43,7 +43,7 @@ def replace(folder: Path) -> None:
 
 def listen(websocket: ClientConnection) -> Body:
     """Read on to a unit's outcome."""
-    while (body := json.loads(websocket.recv(timeout=10)))["type"] != "response.output.delta":
+    while (body := json.loads(websocket.recv(timeout=60)))["type"] != "response.output.delta":
         pass
     return dict(body)
 
@@ -51,7 +51,7 @@ def listen(websocket: ClientConnection) -> Body:
 def activate(websocket: ClientConnection) -> Body:
     """Set a session up."""
     websocket.send(init_frame())
-    while (body := json.loads(websocket.recv(timeout=10)))["type"] != "session.created":
+    while (body := json.loads(websocket.recv(timeout=60)))["type"] != "session.created":
         pass
     return dict(body)
 
@@ -73,11 +73,12 @@ def until(condition: Callable[[], bool]) -> None:
 def metric(server: LiveServer, name: str) -> float:
     """Read one number of `/metrics`."""
     host, port = server.address
-    with urlopen(f"http://{host}:{port}/metrics", timeout=10) as answer:
+    with urlopen(f"http://{host}:{port}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("lose", [remove, move, replace])
 @pytest.mark.parametrize("durability", ["unit", "interval"])
 def test_a_lost_log_is_told(lose: Callable[[Path], None], durability: str, tmp_path: Path) -> None:

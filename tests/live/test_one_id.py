@@ -77,7 +77,7 @@ def server(folder: Path) -> Iterator[LiveServer]:
 
 def hear(websocket: ClientConnection, kind: str) -> Body:
     """Read on to a message of a type."""
-    while (body := json.loads(websocket.recv(timeout=10)))["type"] != kind:
+    while (body := json.loads(websocket.recv(timeout=60)))["type"] != kind:
         assert body["type"] != "error", body
     return dict(body)
 
@@ -85,7 +85,7 @@ def hear(websocket: ClientConnection, kind: str) -> Body:
 def got(server: LiveServer, path: str) -> Any:
     """GET a path of the server's."""
     host, port = server.address
-    with urlopen(f"http://{host}:{port}{path}", timeout=10) as answer:
+    with urlopen(f"http://{host}:{port}{path}", timeout=60) as answer:
         return json.load(answer)
 
 
@@ -112,7 +112,7 @@ def test_one_id_finds_a_session_everywhere(server: LiveServer, folder: Path, dia
             websocket.send(json.dumps(body))
         began = hear(websocket, created) if created else {}
         websocket.send(json.dumps(says[-1]))
-        error = json.loads(websocket.recv(timeout=10))
+        error = json.loads(websocket.recv(timeout=60))
         assert error["type"] == "error"
         session_id = error["session_id"]
         assert session_id.startswith("sess_")

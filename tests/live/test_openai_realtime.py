@@ -159,6 +159,7 @@ def test_a_question_is_answered(
 
 
 # `answer` and `push-to-talk` are questions as above, by the scripts that `make soak` runs.
+@pytest.mark.costly
 @pytest.mark.parametrize("scene", sample([*WAYS, "answer", "push-to-talk"], WAYS))
 def test_a_way_of_its_users_is_answered(tmp_path: Path, scene: str) -> None:
     """A telephone bridge, a bot, or a page with a button gets no answer, or one too many."""

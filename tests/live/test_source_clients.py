@@ -22,7 +22,7 @@ from replay.rerun.logic import replay
 from tests.live.servers import LiveServer, live_server
 from tests.sessions.in_memory import base64, close_frame, init_frame, pcm
 
-WAIT_S: Final = 20
+WAIT_S: Final = 60
 SOUND: Final = base64(pcm(1.0))
 
 

@@ -121,6 +121,7 @@ def load() -> Load:
     return Load()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", SPOKEN)
 def test_a_session_speaks_and_its_sound_is_replayed(
     logs: dict[str, Path], load: Load, kind: str

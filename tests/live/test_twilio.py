@@ -270,6 +270,7 @@ def test_only_twilio_s_requests_are_taken(tmp_path: Path) -> None:
         assert asyncio.run(call({SIGNATURE: signature_of(TOKEN, url)})) == 401
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "message",
     [

@@ -57,11 +57,11 @@ def answer(url: str, dialect: str, *, record: bool | None, folder: Path) -> tupl
     before = {log.name for log in folder.glob("*.session.zst")}
     with connect(url.removesuffix("/v1/realtime") + path) as websocket:
         if dialect == "transcription":  # which is greeted before it can ask for anything
-            assert json.loads(websocket.recv(timeout=10))["type"] == "session.created"
+            assert json.loads(websocket.recv(timeout=60))["type"] == "session.created"
         websocket.send(json.dumps(body))
         if dialect == "transcription":
             websocket.send(json.dumps(COMMIT))
-        while (heard := json.loads(websocket.recv(timeout=10)))["type"] not in ENDS:
+        while (heard := json.loads(websocket.recv(timeout=60)))["type"] not in ENDS:
             pass
         return heard, len({log.name for log in folder.glob("*.session.zst")} - before)
 
@@ -145,7 +145,7 @@ def test_no_is_a_boolean(server: LiveServer, folder: Path) -> None:
     path, body, _ = DIALECTS["realtime"]
     with connect(server.url.removesuffix("/v1/realtime") + path) as websocket:
         websocket.send(json.dumps({**body, "payload": {"record": "no"}}))
-        while (heard := json.loads(websocket.recv(timeout=10)))["type"] != "error":
+        while (heard := json.loads(websocket.recv(timeout=60)))["type"] != "error":
             assert heard["type"] != "session.created"
     assert heard["error"]["code"] == "invalid_payload"
     assert heard["error"]["message"].startswith("$.payload.record: a string")
@@ -166,7 +166,7 @@ def test_a_key_may_have_to_be_recorded(tmp_path: Path) -> None:
             with connect(f"{server.url}?mode=audio", additional_headers=headers) as websocket:
                 frame = {"type": "session.init", "payload": {"record": False}}
                 websocket.send(json.dumps(frame))
-                while (heard := json.loads(websocket.recv(timeout=10)))["type"] not in ENDS:
+                while (heard := json.loads(websocket.recv(timeout=60)))["type"] not in ENDS:
                     pass
             told[name] = heard["type"]
     assert told == {"anna": "error", "bert": "session.created"}

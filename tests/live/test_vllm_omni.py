@@ -21,7 +21,7 @@ from replay.rerun.logic import replay
 from tests.live.servers import LiveServer, live_server
 
 RATE_HZ: Final = 16_000
-WAIT_S: Final = 20.0
+WAIT_S: Final = 60.0
 ADDRESS: Final = "/v1/realtime?duplex=1&autostart=0"
 PIECE: Final = base64.b64encode(
     (np.sin(np.arange(RATE_HZ // 2) / 8) * 9000).astype("<i2").tobytes()

@@ -23,6 +23,8 @@ from typing import Final
 
 import attrs
 
+from tests.project.syntax import nodes_of
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 Graph = dict[str, set[str]]
@@ -80,7 +82,7 @@ def _name(path: Path) -> str:
 def _imported(name: str, path: Path, known: Collection[str]) -> Iterator[str]:
     """The known modules that a file imports; of `from a import b`, `a.b` where that is one."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in nodes_of(path.read_text("utf-8")):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom):

@@ -2,8 +2,9 @@
 
 A test whose cases are many and alike takes `sample(all of them, a few)`; a test that repeats, for
 seconds, what another one shows has the mark `soak`. Of all other tests with many cases, `make test`
-runs those that `sampled` chooses, unless their file or name is given (`ARGS`), or they have the
-mark `whole`. `make soak` runs all, under the soak profile of Hypothesis.
+runs those that `sampled` chooses, unless their file or name is given (`ARGS`): two where each case
+takes about a second (the mark `costly`), all where each is a promise (`whole`). `make soak` runs
+all, under the soak profile of Hypothesis.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ Cases = TypeVar("Cases")
 IS_SOAK: Final = os.environ.get("HYPOTHESIS_PROFILE") == "soak"
 CASES_MIN: Final = 6
 """Of one test; if there are fewer, all run."""
+CASES_MIN_COSTLY: Final = 2
+"""The same of a test with the mark `costly`."""
 SHARE: Final = 12
 """Of more, one in so many."""
 
@@ -44,5 +47,7 @@ def sampled(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytes
     left_out = set[pytest.Item]()
     for alike in cases.values():
         alike.sort(key=lambda item: crc32(item.nodeid.encode()))
-        left_out.update(alike[max(CASES_MIN, len(alike) // SHARE) :])
+        is_costly = alike[0].get_closest_marker("costly") is not None
+        few = CASES_MIN_COSTLY if is_costly else max(CASES_MIN, len(alike) // SHARE)
+        left_out.update(alike[few:])
     return [item for item in items if item not in left_out], list(left_out)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.wire.audio import DOWN, HISTORY_BYTES, Heard, resample
+from protocol.wire.audio import DOWN, HISTORY_BYTES, Resampler, resample
 
 PAIRS = ((24_000, 16_000), (24_000, 8_000), (8_000, 16_000), (16_000, 24_000), (8_000, 24_000))
 SCALE = 32_767
@@ -63,6 +63,6 @@ def test_pieces_of_any_size_join_to_the_whole(size: int, to_hz: int) -> None:
     """How a client cut its sound would be heard; an odd piece would lose samples."""
     rate_hz = 40_000 - to_hz
     sound = np.rint(tone(440, rate_hz) * SCALE).astype("<i2").tobytes()
-    heard = Heard(rate_hz, to_hz=to_hz)
+    heard = Resampler(rate_hz, to_hz=to_hz)
     found = b"".join(heard.take(sound[at : at + 2 * size]) for at in range(0, len(sound), 2 * size))
     assert found == resample(bytes(HISTORY_BYTES) + sound, rate_hz, to_hz)

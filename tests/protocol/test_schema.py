@@ -27,10 +27,10 @@ from protocol.wire.kinds import (
     IMAGE_URL,
     IMAGE_URL_HEADS,
     INTEGER,
-    SAID,
     TEXT,
+    USER_TEXT,
     choice,
-    heard,
+    input_sound,
     integer,
     number,
     text,
@@ -166,7 +166,7 @@ def test_limits_and_defaults_are_those_of_the_rows() -> None:
 
 def test_one_row_is_read_written_described_shown_redacted_and_tried() -> None:
     """A field would have to be named in several places, and one of them be forgotten."""
-    table = Table(Told, Field("wire_a", text(7, holds=SAID), attr="a"), tag={"type": "told"})
+    table = Table(Told, Field("wire_a", text(7, holds=USER_TEXT), attr="a"), tag={"type": "told"})
     body = {"type": "told", "wire_a": "word"}
     assert table.parse(body) == Told(a="word")
     assert table.write(Told(a="word")) == body
@@ -176,7 +176,7 @@ def test_one_row_is_read_written_described_shown_redacted_and_tried() -> None:
         "description": "One, which is long: really.",
     }
     assert answer_example(table) == {"type": "told", "wire_a": "a"}
-    assert held([table]) == {"type": None, "wire_a": SAID}
+    assert held([table]) == {"type": None, "wire_a": USER_TEXT}
     drawn = bodies_of(request_schema(table))
     assert find(drawn, lambda made: len(made["wire_a"]) > 2)["type"] == "told"
 
@@ -214,18 +214,18 @@ def test_what_base64_may_hold_is_what_its_reader_takes(name: str) -> None:
 @pytest.mark.parametrize("samples_min", [1, 4000, 4001, 4002])
 def test_the_lengths_of_sound_are_those_of_its_samples(samples_min: int) -> None:
     """A tool would refuse sound that the server takes."""
-    schema = heard(samples_min).schema
+    schema = input_sound(samples_min).schema
     for samples, name in ((samples_min, "minLength"), (APPEND_SAMPLES_MAX, "maxLength")):
         assert len(encode_base64(bytes(SAMPLE_BYTES * samples))) == schema[name]
 
 
 def test_a_refusal_of_unknown_fields_is_described() -> None:
     """A tool would let a setting pass that the server refuses."""
-    schema = described(Object("config", (), closed=True))
+    schema = described(Object("config", closed=True))
     assert schema["properties"]["config"]["additionalProperties"] is False
     assert "additionalProperties" not in schema
     with pytest.raises(FieldError, match=r"\$\.config\.x: unknown field"):
-        reads({"config": {"x": 1}}, Object("config", (), closed=True))
+        reads({"config": {"x": 1}}, Object("config", closed=True))
 
 
 def test_every_kind_of_an_object_is_described_by_itself() -> None:

@@ -443,6 +443,7 @@ FEW_MUTANTS = ["barrier_opens_on_failed_finalize", "finalize_before_send", "rele
 MUTANTS = [*FEW_MUTANTS, "no_barrier", "no_interrupt", "any_completion_will_do"]
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sample(MUTANTS, FEW_MUTANTS))
 def test_a_broken_machine_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,12 +21,14 @@ import attrs
 import pytest
 
 from protocol.machine.chat import ActiveTurn, PendingTurn
+from protocol.machine.conversation import Conversation
 from protocol.machine.core import Step
 from protocol.machine.omni import Omni
 from protocol.machine.peer import Peer
 from protocol.machine.session import Session
 from protocol.machine.setup import PendingInit
 from protocol.machine.slot import Migration
+from protocol.machine.sound import SoundPieces
 from protocol.machine.unit_loop import UserSpeech
 from protocol.values import events as ev
 from protocol.values.live import LiveSettings
@@ -46,14 +48,25 @@ from tests.golden.logs import FOLDER, SCENES
 ROOT: Final = Path(__file__).parents[2]
 LEFT_OUT: Final = {
     "Step.opened": "it is the first event, which the log holds",
+    "Step.limits": "they are of the first event",
     "Respond.instructions": "they are in the prompt, which the log has",
     "Respond.ignored": "it stands in the log",
     "Part.ends": "it follows from the units, which the log has",
     "Reply.ends": "likewise",
     "Part.is_whole": "it is of the session's behaviour",
     "Step.effects": "they are handed over after each step",
+    "Step.do": "it appends to them",
     "Peer.session_kind": "it is of the kind, as the first event says",
     "Peer.has_event_ids": "the same",
+    "Peer.is_omni": "the same",
+    "Peer.is_active": "it follows from the state",
+    "Peer.is_closed": "the same",
+    "Conversation.id": "it is made of the recording's id",
+    "Conversation.chars": "it is the sum of the items' text",
+    "SoundPieces.coding": "it is of the settings",
+    "SoundPieces.rate_hz": "the same",
+    "SoundPieces.second_bytes": "the same",
+    "SoundPieces.take_second": "it is of the kind",
     "Migration.has_queue_messages": "the same",
     "Peer.sent": "they are the frames of the step's effects, before they were written",
     "Peer.accepted": "it is of the message that was read",
@@ -120,7 +133,7 @@ CLASSES: Final = (
     *(Step, Peer, Migration, PendingInit, PendingTurn, ActiveTurn, Prefill),
     *(Listen, Speech, Text, Picture, Sound),
     *(LiveSettings, OpenAISession, Part, Reply, Respond, Tool, ToolCall, ToolResult, Item),
-    *(Omni, OmniSession, UserSpeech),
+    *(Omni, OmniSession, UserSpeech, Conversation, SoundPieces),
 )
 
 

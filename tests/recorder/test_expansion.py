@@ -27,8 +27,6 @@ from recorder.format.format import (
     unpack_header,
 )
 from recorder.format.records import Record
-from recorder.read import reader as places
-from recorder.read import scan
 from recorder.read.decoding import parse
 from recorder.read.reader import LogReader
 from recorder.read.scan import BytesSource, Damage, Scanner
@@ -141,26 +139,6 @@ def test_each_byte_is_read_a_few_times(name: str) -> None:
         pass
     windows = len(source.data) // 12 * 4096 if name == "marks" else 800 * 3 * 4096
     assert source.read_bytes <= 8 * len(source.data) + windows
-
-
-def test_a_unit_is_looked_for_in_each_block_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log whose only unit is its last record would be decompressed for every guess."""
-    parts = [
-        Part(payload=forged_record("mark", seq, {"text": "x"}), first_seq=seq)
-        for seq in range(2, 66)
-    ]
-    last = forged_record("unit", 66, {"result": {"index": 5}})
-    log = seal([head(), second(), *parts, Part(payload=last, first_seq=66)])
-    loaded: list[int] = []
-    load = scan.load_block
-
-    def counting(source: Any, offset: int, expansion: Expansion) -> Any:
-        loaded.append(offset)
-        return load(source, offset, expansion)
-
-    monkeypatch.setattr(places, "load_block", counting)
-    assert places.seq_of_unit(BytesSource(log), 5) == 66
-    assert len(loaded) == len(set(loaded))
 
 
 def test_blobs_before_the_start_are_found_by_one_walk() -> None:

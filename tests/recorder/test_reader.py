@@ -79,6 +79,7 @@ def test_what_is_written_is_read() -> None:
     assert items(LOG)[1] == []
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("cut", range(len(OFFSETS) - 1))
 def test_truncation_at_every_byte_keeps_whole_blocks(cut: int) -> None:
     """A killed server leaves such a file: all complete blocks must read, without any alarm."""
@@ -96,6 +97,7 @@ def test_truncation_at_every_byte_keeps_whole_blocks(cut: int) -> None:
         assert report.tail_bytes == end - OFFSETS[cut]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("block", range(len(OFFSETS) - 1))
 def test_flipped_bits_lose_one_block(block: int) -> None:
     """One rotten bit must cost one block, be reported, and never read as something else.

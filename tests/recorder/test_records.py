@@ -310,7 +310,7 @@ def test_a_blob_that_is_named_too_often_is_refused(
 
 def test_what_could_not_be_read_back_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server records what no reader takes."""
-    monkeypatch.setattr("recorder.format.encoding.UNPACKED_BYTES_MAX", 12)
+    monkeypatch.setattr("recorder.format.format.UNPACKED_BYTES_MAX", 12)
     assert round_trip({"a": [b"word"] * 3}) == {"a": [b"word"] * 3}
     with pytest.raises(RecordInvalid, match="unpacks to 16, at most 12 bytes"):
         round_trip({"a": [b"word"] * 4})

@@ -23,7 +23,7 @@ from recorder.format.records import RECORD_VERSIONS, Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from recorder.read.verify import verify
-from recorder.repair import NotRecoverable, Recovered, is_lost, recover, survey
+from recorder.repair import NotRecoverable, Survey, is_lost, recover, survey
 from recorder.write.logfile import LogFile
 from replay.rerun.folder import replay_log
 from tests.golden.damage import HARMS
@@ -57,7 +57,7 @@ class Made:
     """A log that was recovered: what it holds, and what was said of it."""
 
     records: list[Record]
-    recovered: Recovered
+    survey: Survey
 
     @property
     def fin(self) -> Record:
@@ -73,18 +73,18 @@ def recovered(log: bytes, *, salvage: bool = False) -> Made | None:
         if found.is_sound:
             assert verify(source).state == "finished"
             return None
-        made = recover(source, target, found)
+        reason = recover(source, target, found)
         assert source.read_bytes() == log
         report = verify(target)
         assert (report.state, report.has_seek_table) == ("finished", True)
         assert report.damage_count == 0
         records = items(target)
-        assert made.file_bytes == target.stat().st_size
         assert survey(target).is_sound
     kept = [item for item in records if isinstance(item, Record)]
     assert len(kept) == len(records)
     assert [item.seq for item in kept] == list(range(len(kept)))
-    return Made(kept, made)
+    assert kept[-1].fields["reason"] == reason
+    return Made(kept, found)
 
 
 def assert_only_written(made: Made, originals: list[Record]) -> None:
@@ -110,8 +110,8 @@ def test_a_log_cut_anywhere_keeps_its_whole_blocks(salvage: bool) -> None:
         originals = [[0], [0, 1, 2], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 6]][whole - 1]
         assert made.records[:-1] == RECORDS[: len(originals)]
         assert made.fin.fields["reason"] == "recovered"
-        assert made.recovered.survey.tail_bytes == end - OFFSETS[whole]
-        assert made.recovered.survey.records_lost == 0
+        assert made.survey.tail_bytes == end - OFFSETS[whole]
+        assert made.survey.records_lost == 0
 
 
 @pytest.mark.slow
@@ -137,7 +137,7 @@ def test_any_flipped_bit_costs_one_block(bit: int, salvage: bool) -> None:
     # Nothing follows what block 3 held, so that no mark is needed to keep numbers.
     marked = list(lost) if block < 3 else []
     assert [item.seq for item in made.records if is_lost(item)] == marked
-    assert made.recovered.survey.records_lost == len(lost)
+    assert made.survey.records_lost == len(lost)
 
 
 EDITS = st.lists(
@@ -241,7 +241,7 @@ def test_a_log_that_lost_nothing_keeps_its_reason() -> None:
     made = recovered(LOG[:-3])
     assert made is not None
     assert made.fin.fields["reason"] == "closed"
-    assert made.recovered.survey.records_lost == 0
+    assert made.survey.records_lost == 0
 
 
 def test_bytes_that_are_sound_stay_what_they_are() -> None:
@@ -266,19 +266,20 @@ def test_a_harmed_golden_log_replays_once_recovered(name: str, tmp_path: Path) -
     """A recording that was damaged could never be replayed again, not even up to the damage."""
     source = FOLDER / f"v1-{name}.session.zst"
     target = tmp_path / "a.session.zst"
-    made = recover(source, target, survey(source))
+    made = survey(source)
+    recover(source, target, made)
     assert verify(target).state == "finished"
     outcome = replay_log(target)
     assert outcome.result == "identical"
     assert outcome.logic is not None
-    assert outcome.logic.records == made.survey.records + 1
+    assert outcome.logic.records == made.records + 1
     salvaged = tmp_path / "b.session.zst"
     found = survey(source, salvage=True)
     recover(source, salvaged, found)
     assert verify(salvaged).state == "finished"
     is_whole = not any(is_lost(item) for item in items(salvaged) if isinstance(item, Record))
     assert replay_log(salvaged).result == ("identical" if is_whole else "damaged")
-    assert found.records >= made.survey.records
+    assert found.records >= made.records
 
 
 # -- what is refused ------------------------------------------------------------------------------

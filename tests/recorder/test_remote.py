@@ -151,7 +151,7 @@ def test_stored_logs_are_listed_and_read_as_local_ones(kind: str, tmp_path: Path
         assert found is not None
         with LogReader(FOLDER / f"{name}{SUFFIX}") as here, LogReader(found.open()) as there:
             assert list(there) == list(here)
-            assert list(there.at_unit(1)) == list(here.at_unit(1))
+            assert list(there.at(20)) == list(here.at(20))
 
 
 @given(data=st.data(), size=st.integers(1, 5 * READ_BYTES_MIN))

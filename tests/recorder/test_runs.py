@@ -178,7 +178,9 @@ def test_a_log_of_runs(tmp_path: Path) -> None:
         with LogReader(path) as reader:
             found = [it for it in reader.at(seq) if isinstance(it, Record) and it.kind != "fin"]
         assert found == wanted[seq - 1 :]
-    assert compact(path, small).records == len(wanted) + 2
+    compact(path, small)
+    with LogReader(small) as reader:
+        assert len([*reader]) == len(wanted) + 2
     with LogReader(small) as reader:
         assert [it for it in reader if isinstance(it, Record)][1:-1] == wanted
 

@@ -213,22 +213,6 @@ def test_reading_from_a_record_is_reading_all_and_skipping(log: bytes) -> None:
         assert reader.is_finished
 
 
-@pytest.mark.parametrize("log", JUMPS.values(), ids=JUMPS)
-def test_reading_from_a_time_or_a_unit(log: bytes) -> None:
-    """A view of minute nine would begin elsewhere."""
-    records = [item for item in items(log) if isinstance(item, Record)]
-    with LogReader(log) as reader:
-        for at_ns in (0, 1, 999, 1000, 1001, 30_000, 30_500, records[-1].at_ns):
-            first = next(item for item in reader.at_time(at_ns) if isinstance(item, Record))
-            assert first == next(item for item in records if item.at_ns >= at_ns)
-        assert list(reader.at_time(records[-1].at_ns + 1)) == []
-        for index in range(BLOCKS // 2):
-            first = next(item for item in reader.at_unit(index) if isinstance(item, Record))
-            assert (first.kind, first.fields["result"]["index"]) == ("unit", index)  # type: ignore[call-overload,index]
-        with pytest.raises(LookupError, match=f"no unit {BLOCKS // 2}"):
-            reader.at_unit(BLOCKS // 2)
-
-
 def test_jumping_past_damage() -> None:
     """One rotten block would make all jumps behind it miss."""
     at = block_offsets(LONG)
@@ -309,9 +293,6 @@ def test_a_jump_reads_little(has_table: bool) -> None:
     reader._scanner = Scanner(counted)  # type: ignore[misc]
     assert len(list(reader.at(100))) == 2
     assert counted.read_bytes < len(log) / 30
-    counted.read_bytes = 0
-    reader.at_unit(77)
-    assert counted.read_bytes < len(log) / 8
 
 
 def test_listings_look_past_it(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ interrupts the answer. `Planted` is a model that differs in one known way.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from functools import partial
@@ -44,8 +45,9 @@ SECONDS: Final = 10
 JOBS: Final = 8
 
 
+@functools.cache
 def tiny(slots: int = JOBS, dtype: torch.dtype = torch.float32) -> DuplexModel:
-    """Load the embedded model."""
+    """Load the embedded model, once a process: its sessions leave nothing behind."""
     return DuplexModel.load(tiny_path(), slots=slots, dtype=dtype)
 
 
@@ -184,8 +186,9 @@ def voiced(opening: Opening) -> Opening:
     return attrs.evolve(opening, voice=Voice(llm_pcm=pcm, tts_pcm=pcm))
 
 
-def spoilt(model: DuplexModel, scale: float, layer: int = 1) -> DuplexModel:
-    """Change the weights of one layer of the language model by random factors around 1."""
+def spoilt(scale: float, layer: int = 1) -> DuplexModel:
+    """Load it and change the weights of one layer of the language model by factors around 1."""
+    model = DuplexModel.load(tiny_path(), slots=JOBS)
     numbers = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weights in model.machine.parts.llm.model.layers[layer].parameters():
@@ -204,8 +207,8 @@ PLANTED: Final[dict[str, Callable[[], Backend]]] = {
     "another voice in the prompt": lambda: Planted(EngineBackend(tiny()), "v", opens=voiced),
     "another voice of the vocoder": lambda: Planted(EngineBackend(tiny()), "gain", gain=0.9),
     "half precision": lambda: EngineBackend(tiny(dtype=torch.bfloat16)),
-    "weights of a layer, 10 %": lambda: EngineBackend(spoilt(tiny(), 0.1)),
-    "weights of a layer, 100 %": lambda: EngineBackend(spoilt(tiny(), 1.0)),
+    "weights of a layer, 10 %": lambda: EngineBackend(spoilt(0.1)),
+    "weights of a layer, 100 %": lambda: EngineBackend(spoilt(1.0)),
 }
 """Models with a planted change, by what it is."""
 

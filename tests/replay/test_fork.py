@@ -181,6 +181,7 @@ def test_the_same_fork_is_the_same(log: Path) -> None:
     assert events(third) == events(first)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("number", GENERATED)
 def test_whatever_happens_in_a_session(number: int, tmp_path: Path) -> None:
     """A fork of a session with faults, drops or interruptions would be another session."""

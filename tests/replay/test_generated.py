@@ -117,6 +117,7 @@ def problems_of(log: Path) -> tuple[str, ...]:
     return tuple(f"{log.name}: {problem}" for problem in judge(log).problems)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("first", BATCHES)
 def test_a_generated_session_replays(first: int, tmp_path: Path) -> None:
     """Some client's session cannot be replayed, or breaks a rule that no hand-made test tries."""

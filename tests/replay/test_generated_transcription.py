@@ -155,6 +155,7 @@ def recorded(first: int, folder: Path) -> Iterator[tuple[int, Path]]:
             yield number, log
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("first", BATCHES)
 def test_a_generated_transcription_replays(first: int, tmp_path: Path) -> None:
     """Some client's transcription cannot be replayed, or breaks a rule that no other test tries."""

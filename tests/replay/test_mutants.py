@@ -137,6 +137,7 @@ def test_golden_logs_replay_without_a_mutant() -> None:
         assert report.divergence is None, (name, report.divergence)
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_found_by_a_golden_log(name: str) -> None:

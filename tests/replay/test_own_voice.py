@@ -19,7 +19,7 @@ from replay.shared.commands import unwatched
 from runtime.measures.measure import Ratio
 from runtime.measures.placing import Sound
 from runtime.model.backends.scripted import ScriptedBackend
-from runtime.model.backends.scripted_chat import Heard
+from runtime.model.backends.scripted_chat import Transcribed
 from tests.replay.evaluated import Duplex, call, loud
 from tests.replay.test_logs import write_log
 from tests.sessions.in_memory import on_virtual_time
@@ -45,10 +45,10 @@ class Writer:
         self._texts: Iterator[str] = iter(texts)
         self.chunks: list[tuple[int, int, bool]] = []
 
-    def __call__(self, chunk: Chunk) -> Heard:
+    def __call__(self, chunk: Chunk) -> Transcribed:
         self.chunks.append((chunk.utterance, chunk.index, chunk.is_last))
         is_loud = bool(np.frombuffer(chunk.pcm, "<f4").any())
-        return Heard(text=next(self._texts, "") if is_loud else "")
+        return Transcribed(text=next(self._texts, "") if is_loud else "")
 
 
 def error_of(log: Path, script: Writer) -> Ratio | None:
@@ -56,7 +56,7 @@ def error_of(log: Path, script: Writer) -> Ratio | None:
     found: list[Ratio | None] = []
 
     async def body() -> None:
-        scores = await own_voice(log, ScriptedBackend(hears=script))
+        scores = await own_voice(log, ScriptedBackend(transcription=script))
         found.append(scores.get("own_voice_word_error"))  # type: ignore[arg-type]
 
     on_virtual_time(body)
@@ -152,7 +152,7 @@ def test_a_redacted_voice_is_not_judged(kind: str, tmp_path: Path) -> None:
 def test_a_transcriber_that_fails_is_named(tmp_path: Path) -> None:
     """A recording without a figure would look like one without a voice."""
     log = spoken(tmp_path, ("Hello there", 1))
-    backend = ScriptedBackend(hears=lambda _: Heard(fault="fail"))
+    backend = ScriptedBackend(transcription=lambda _: Transcribed(fault="fail"))
     found: list[tuple[str, str]] = []
 
     async def body() -> None:

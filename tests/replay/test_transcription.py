@@ -63,6 +63,7 @@ def test_a_session_is_inspected(name: str) -> None:
     )
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 @every_log
 def test_a_session_is_shown_and_exported(name: str, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from protocol.values.limits import NS_PER_S
 from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ
-from protocol.wire.audio import Heard
+from protocol.wire.audio import Resampler
 from recorder.format.records import Record
 from recorder.read.reader import LogReader, read
 from recorder.read.scan import Damage, FileSource
@@ -363,13 +363,13 @@ def test_tells_the_pictures_of_items() -> None:
 def test_pieces_of_sound_are_resampled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a user of OpenAI's APIs said would be distorted: a resampler keeps what went before."""
     pieces = list[bytes]()
-    take = Heard.take
+    take = Resampler.take
 
-    def taken(heard: Heard, data: bytes) -> bytes:
+    def taken(heard: Resampler, data: bytes) -> bytes:
         pieces.append(data)
         return take(heard, data)
 
-    monkeypatch.setattr(Heard, "take", taken)
+    monkeypatch.setattr(Resampler, "take", taken)
     with LogReader(GOLDEN["v1-openai-pictures"]) as reader:
         items = list(reader)
         list(Timeline(reader.head.fields, items))

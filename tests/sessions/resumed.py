@@ -121,7 +121,7 @@ async def _openai(session: ClientSession, rng: random.Random, model: str) -> Non
     """Ask something and be quiet, twice; then have the model be silent for good."""
     await until(session, Created)
     detection = TurnDetection(kind="server_vad", interrupts=rng.random() < 0.5)
-    await session.say(Configure(detection=detection))
+    await session.send(Configure(detection=detection))
     sound = (_spoken() + bytes(4 * RATE_HZ)) * 2
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_hear_the_last, session)
@@ -131,12 +131,12 @@ async def _openai(session: ClientSession, rng: random.Random, model: str) -> Non
             await session.append_sound(sound[at : at + size])
             at += size
             await anyio.sleep(rng.uniform(0, 0.1))
-        await session.say(Respond())
+        await session.send(Respond())
         await anyio.sleep(0.5)
-        await session.say(Configure(detection=TurnDetection(creates=False)))
-        await session.say(CancelResponse())
+        await session.send(Configure(detection=TurnDetection(creates=False)))
+        await session.send(CancelResponse())
         part = Part(kind="input_text", text="enough")
-        await session.say(CreateItem(item=Item(id=LAST_ITEM, role="user", parts=(part,))))
+        await session.send(CreateItem(item=Item(id=LAST_ITEM, role="user", parts=(part,))))
 
 
 def _spoken() -> bytes:
@@ -184,12 +184,12 @@ async def _transcription(session: ClientSession, rng: random.Random, model: str)
 async def _dictation(session: ClientSession, rng: random.Random, model: str) -> None:
     """Say two utterances in pieces, and end each."""
     await until(session, Created)
-    await session.say(Configure(is_undetected=True))
+    await session.send(Configure(is_undetected=True))
     for _ in range(2):
         for _ in range(UNITS):
             await session.append_sound(bytes(2 * rng.randint(1, 12_000)))
             await anyio.sleep(rng.uniform(0, 0.1))
-        await session.say(CommitSound())
+        await session.send(CommitSound())
         async for message in session:
             if isinstance(message, InputStep) and message.kind in TRANSCRIBED:
                 break

@@ -48,7 +48,7 @@ from protocol.values.model import (
 from protocol.values.requests import Init, ReferenceAudio
 from runtime.model.backends.base import BackendError, BackendGone, BackendInfo, Emit, ignore
 from runtime.model.backends.scripted import Call, ScriptedBackend, Speaks, Step, calling
-from runtime.model.backends.scripted_chat import Answer, Fault, Heard
+from runtime.model.backends.scripted_chat import Answer, Fault, Transcribed
 
 CLIENTS_MAX: Final = 4096
 """Numbers of clients below this are exact as a share of one."""
@@ -91,6 +91,7 @@ def voiced(pcm: bytes) -> bytes:
 class Babble:
     """Finds speech by the clock of the sound: its content says whose it is, and nothing else."""
 
+    is_slow = False
     frame_ms = 100
     window = 3
     start = 2
@@ -250,7 +251,7 @@ class SimulatedBackend:
         self.scripted = ScriptedBackend(
             self._step,
             chat=self._answer,
-            hears=self._hear,
+            transcription=self._hear,
             slots=plan.slots,
             can_rollback=plan.can_rollback,
             rebuild=Call(duration_s=0.01),
@@ -347,13 +348,13 @@ class SimulatedBackend:
             fault_at=dice.randrange(len(tokens) + 1),
         )
 
-    def _hear(self, chunk: Chunk) -> Heard:
+    def _hear(self, chunk: Chunk) -> Transcribed:
         plan, dice = self._plan, self.dice("chunk", chunk.seed, chunk.utterance, chunk.index)
         samples = np.frombuffer(chunk.pcm, "<f4")
         heard = samples[samples != 0]
         number = round(float(np.median(heard)) * 32_768) - 1 if len(heard) else -1
         fault = self._draw(dice, fail=plan.fails, context_full=plan.full)
-        return Heard(
+        return Transcribed(
             text=f"<{number}> {chunk.index} " if number >= 0 else "",
             takes_s=0.02 + dice.random() / 5,
             fault=_fault(fault),

@@ -305,7 +305,7 @@ class Simulation:
         for _ in repeat(None):
             await anyio.sleep(LOOK_S)
             admission, free = self._server.admission, self._server.workers.pool.counts.free
-            if free and admission.queue_length and admission.state == "open":
+            if free and admission.queue_length and not admission.is_draining:
                 self.rules.report(f"{admission.queue_length} wait, and {free} slots are free")
 
     async def _until(self, condition: Callable[[], bool]) -> None:

@@ -13,6 +13,7 @@ WINDOW = 40
 """Each bug is found within so many seeds, of all that are run."""
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", sorted(BUGS))
 def test_a_planted_bug_is_found(name: str) -> None:
     """The simulation is green for nothing, and the bug would reach users."""

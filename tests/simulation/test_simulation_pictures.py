@@ -90,6 +90,7 @@ ADVERSARIES: dict[str, tuple[Callable[[World], Awaitable[None]], ...]] = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("adversary", "late_s_max"),
     [("nobody", 0), ("units", 0), ("chats", 0), ("two sessions", 1), ("units and chats", 1)],

@@ -16,17 +16,17 @@ from protocol.values.model import Chunk
 from replay.rerun.folder import replay_log
 from runtime.model.backends.base import BackendError
 from runtime.model.backends.scripted import Call, ScriptedBackend
-from runtime.model.backends.scripted_chat import Heard
+from runtime.model.backends.scripted_chat import Transcribed
 from tests.sessions.in_memory import Peer, World, append_frame, append_sound, on_virtual_time, world
 
 FINAL = json.dumps({"type": "input_audio_buffer.commit", "final": True})
 CLIENTS = 20
 
 
-def echo(chunk: Chunk) -> Heard:
+def echo(chunk: Chunk) -> Transcribed:
     """Write whose sound it is."""
     number = round(float(np.frombuffer(chunk.pcm, "<f4")[0]) * 32_768)
-    return Heard(text=f"<{number}>" if number else "", takes_s=0.05)
+    return Transcribed(text=f"<{number}>" if number else "", takes_s=0.05)
 
 
 def sound_of(number: int, seconds: int) -> bytes:
@@ -50,7 +50,7 @@ def test_twenty_at_once_are_written_down_each_for_itself() -> None:
     texts: dict[int, str] = {}
 
     async def body() -> None:
-        async with world(ScriptedBackend(hears=echo, slots=3)) as server:
+        async with world(ScriptedBackend(transcription=echo, slots=3)) as server:
 
             async def talk(number: int) -> None:
                 peer = await says(server, number, 2 + number % 4)
@@ -74,7 +74,7 @@ def test_it_shares_slots_with_duplex_sessions_and_chats() -> None:
     """A transcription would overtake a caller who came before it, or never get a slot."""
 
     async def body() -> None:
-        async with world(ScriptedBackend(hears=echo, slots=1)) as server:
+        async with world(ScriptedBackend(transcription=echo, slots=1)) as server:
             duplex = await server.activate("audio")
             waits = server.connect("transcription")
             await anyio.sleep(1)
@@ -98,7 +98,7 @@ def test_its_status_counts_the_seconds_that_it_heard() -> None:
     """An operator would see a session that hears for minutes and has done nothing."""
 
     async def body() -> None:
-        async with world(ScriptedBackend(hears=echo)) as server:
+        async with world(ScriptedBackend(transcription=echo)) as server:
             peer = await says(server, 7, 3)
             await peer.heard("transcription.done")
             (seen,) = server.server.roster(lambda _: 0)
@@ -114,11 +114,11 @@ def test_its_status_counts_the_seconds_that_it_heard() -> None:
 def test_a_slot_comes_back_from_whatever_end(way: str) -> None:
     """A server fills up with nobody (B5)."""
 
-    def slow(chunk: Chunk) -> Heard:
-        return Heard(text="a ", takes_s=2)
+    def slow(chunk: Chunk) -> Transcribed:
+        return Transcribed(text="a ", takes_s=2)
 
     async def body() -> None:
-        backend = ScriptedBackend(hears=slow, slots=1, release=Call(duration_s=1))
+        backend = ScriptedBackend(transcription=slow, slots=1, release=Call(duration_s=1))
         async with world(backend) as server:
             peer = await says(server, 7, 3)
             await peer.heard("transcription.delta")
@@ -138,12 +138,12 @@ def test_a_slot_comes_back_from_whatever_end(way: str) -> None:
 def test_a_hanging_chunk_costs_its_slot_and_no_other_session() -> None:
     """One call that hangs holds up everybody (B4)."""
 
-    def hangs(chunk: Chunk) -> Heard:
+    def hangs(chunk: Chunk) -> Transcribed:
         heard = echo(chunk)
-        return Heard(fault="hang") if heard.text == "<1>" else heard
+        return Transcribed(fault="hang") if heard.text == "<1>" else heard
 
     async def body() -> None:
-        async with world(ScriptedBackend(hears=hangs, slots=2)) as server:
+        async with world(ScriptedBackend(transcription=hangs, slots=2)) as server:
             stuck = await says(server, 1, 2)
             other = await says(server, 2, 40)
             await other.heard("transcription.done")
@@ -170,7 +170,7 @@ def test_a_backend_that_cannot_take_it_costs_the_utterance() -> None:
             return await super().transcribe(slot=slot)
 
     async def body() -> None:
-        async with world(Refuses(hears=echo)) as server:
+        async with world(Refuses(transcription=echo)) as server:
             peer = await says(server, 3, 1)
             assert (await peer.heard("error"))["code"] == "inference_error"
             await peer.heard("transcription.done")
@@ -182,6 +182,7 @@ def test_a_backend_that_cannot_take_it_costs_the_utterance() -> None:
     on_virtual_time(body)
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_ten_minutes_replay_and_stay_small(tmp_path: Path, seed: int) -> None:
@@ -189,7 +190,7 @@ def test_ten_minutes_replay_and_stay_small(tmp_path: Path, seed: int) -> None:
     told: list[str] = []
 
     async def body() -> None:
-        async with world(ScriptedBackend(hears=echo), record_to=tmp_path) as server:
+        async with world(ScriptedBackend(transcription=echo), record_to=tmp_path) as server:
             peer = await server.activate_transcription()
             peer.send('{"type": "input_audio_buffer.commit"}')
             for second in range(600):

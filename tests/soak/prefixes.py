@@ -16,19 +16,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Final
+from unittest.mock import patch
 
 import anyio
 import attrs
 
 from protocol.values.errors import CLOSE_NORMAL
 from protocol.values.events import Endpoint
+from protocol.values.limits import NS_PER_S
 from protocol.values.modes import Mode
 from protocol.wire.dialects.shared import SESSION_RESUMABLE
 from recorder.read.reader import LogReader, read
@@ -36,6 +39,7 @@ from recorder.read.scan import Damage, FileSource, Scanner
 from recorder.read.verify import verify
 from recorder.storage.store import Store
 from replay.rerun.logic import replay
+from runtime.session import crash_recovery
 from tests.golden.stage import picture
 from tests.project.evidence import add_out
 from tests.sessions.chatting import question
@@ -54,8 +58,14 @@ from tests.sessions.in_memory import (
 ATTACHED: Final = "PeerAttached"
 DECODE_S: Final = 0.8
 """Media is in the decoder when the answer to the second before it is sent."""
+KILLED_NS: Final = 10**18
+AWAY: Final = patch.object(crash_recovery.time, "time_ns", lambda: KILLED_NS + 1_000_000)
+"""How long a server was away, as its next one reckons: real time is not mixed with virtual."""
 TRIES: Final = 2
 """A client that comes as its session ends hears the end when it comes again."""
+KILLED_NS: Final = 1_800_000_000 * NS_PER_S
+UNTIL_FOUND_NS: Final = NS_PER_S // 50
+"""From there until the next server looks, by the wall clock; a busy machine would take seconds."""
 ALONE_S: Final = 700.0
 """A client is waited for 600 s."""
 HEARD: Final = ("type", "kind", "text", "audio", "delta", "transcript", "code", "reason")
@@ -237,13 +247,16 @@ def cut(log: Path, folder: Path, size: int) -> Path:
     folder.mkdir()
     target = folder / log.name
     target.write_bytes(log.read_bytes()[:size])
+    os.utime(target, ns=(KILLED_NS, KILLED_NS))
     return target
 
 
 async def left_alone(log: Path) -> str:
     """Go on with a log whose client stays away; returns what was wrong, or nothing."""
     async with world(record_to=log.parent, resumable=True, decode_s=DECODE_S) as server:
-        if await server.server.recover() != 1:
+        with AWAY:
+            recovered = await server.server.recover()
+        if recovered != 1:
             return "it was not taken up"
         with anyio.move_on_after(ALONE_S) as scope:
             await server.quiet()
@@ -261,7 +274,9 @@ def _unlike(log: Path) -> str:
 async def killed(log: Path, peers: Sequence[Peer], whole: Path, life: Life) -> str:
     """Go on with a session's log and its client; returns what was wrong, or nothing."""
     async with world(record_to=log.parent, resumable=True, decode_s=DECODE_S) as server:
-        if await server.server.recover() != 1:
+        with AWAY:
+            recovered = await server.server.recover()
+        if recovered != 1:
             return "it was not taken up"
         before, again = await _go_on(server, peers, log, life)
     if not again.events:
@@ -298,7 +313,9 @@ def kill_everywhere(
             found.extend(f"{name}, block {number}: {wrong}" for wrong in said if wrong)
             kills += len(said)
 
-    on_virtual_time(body)
+    clock = SimpleNamespace(time_ns=lambda: KILLED_NS + UNTIL_FOUND_NS)
+    with patch.object(crash_recovery, "time", clock):
+        on_virtual_time(body)
     return kills, found
 
 

@@ -6,7 +6,14 @@ from typing import Final
 
 from protocol.values.model import OUTPUT_RATE_HZ, Chunk, Unit
 from runtime.model.backends.scripted import Call, Script, Speaks, Step
-from runtime.model.backends.scripted_chat import WORDS, Fault, Heard, HearingScript, draw, tone
+from runtime.model.backends.scripted_chat import (
+    WORDS,
+    Fault,
+    HearingScript,
+    Transcribed,
+    draw,
+    tone,
+)
 
 _FAULTS: Final[dict[int, Fault]] = {0: "fail", 1: "gone", 2: "hang"}
 _CHUNK_FAULTS: Final[dict[int, Fault]] = {3: "fail", 4: "fail", 5: "context_full", **_FAULTS}
@@ -41,9 +48,9 @@ def _random_speech(index: int, seed: int, dice: bytes) -> Speaks:
 def random_hearing(seed: int) -> HearingScript:
     """Make a script with every possible outcome, decided by `seed`."""
 
-    def script(chunk: Chunk) -> Heard:
+    def script(chunk: Chunk) -> Transcribed:
         dice = draw("hearing", seed, chunk.seed, chunk.utterance, chunk.index)
         text = "" if dice[0] < 64 else f"{WORDS[dice[1] % len(WORDS)]}-{chunk.index} "
-        return Heard(text=text, takes_s=dice[2] / 200, fault=_CHUNK_FAULTS.get(dice[3] // 2))
+        return Transcribed(text=text, takes_s=dice[2] / 200, fault=_CHUNK_FAULTS.get(dice[3] // 2))
 
     return script

@@ -33,9 +33,9 @@ from runtime.model.backends.scripted import (
 )
 from runtime.model.backends.scripted_chat import (
     TOKEN_CHARS,
-    Heard,
     ScriptedTranscript,
     ScriptedTurn,
+    Transcribed,
 )
 from tests.transcripts.scripts import make_backend
 
@@ -263,7 +263,7 @@ class PureModel:
     def _hear(self, effect: ef.RunChunk) -> None:
         chunk = effect.chunk
         which: dict[str, Any] = {"utterance": chunk.utterance, "index": chunk.index}
-        heard = self.backend._hears(chunk)
+        heard = self.backend._transcription(chunk)
         if heard.fault == "gone":
             self._after(heard.takes_s, ev.BackendLost, lease=effect.lease)
         elif heard.fault == "fail":
@@ -281,9 +281,9 @@ class PureModel:
             return
         self._after(takes_s, ev.ChunkDone, result=result)
 
-    def _at_once(self, chunk: Chunk) -> Heard:
+    def _at_once(self, chunk: Chunk) -> Transcribed:
         """What is heard of a chunk, without the time that it takes."""
-        return attrs.evolve(self.backend._hears(chunk), takes_s=0.0)
+        return attrs.evolve(self.backend._transcription(chunk), takes_s=0.0)
 
     def _after(self, seconds: float, kind: type[Any], **fields: object) -> None:
         self.clock.after(seconds, lambda: self.post(kind, **fields))

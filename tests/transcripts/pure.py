@@ -140,7 +140,7 @@ class PureServer:
     def has_room(self) -> ErrorCode | None:
         """Whether one more chat may stay."""
         chats = sum(it is not None and it.is_chat for it in self.occupants) + 1
-        if self.admission.state != "open":
+        if self.admission.is_draining:
             return ErrorCode.SERVICE_UNAVAILABLE
         return ErrorCode.QUEUE_FULL if chats > self.settings.chats_max else None
 
@@ -304,7 +304,7 @@ class PurePlayer:
             self.refusal = refusal
             return
         code = ErrorCode.SERVICE_UNAVAILABLE
-        if self.server.is_loading or self.server.admission.state != "open":
+        if self.server.is_loading or self.server.admission.is_draining:
             is_loading = self.server.is_loading
             text = "the model is being loaded" if is_loading else REFUSALS[code]
             self.said.extend(to.dialect.encode(ErrorReport(code=code, message=text)))

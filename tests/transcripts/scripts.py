@@ -17,7 +17,7 @@ from runtime.model.backends.scripted import Call, ScriptedBackend, Speaks, Step,
 from runtime.model.backends.scripted_chat import (
     Answer,
     Fault,
-    Heard,
+    Transcribed,
     call,
     default_answer,
     default_hearing,
@@ -116,16 +116,16 @@ def _answers_then_echoes(first: Answer) -> Callable[[Turn], Answer]:
 # -- transcription --------------------------------------------------------------------------------
 
 
-def _hears_slowly(chunk: Chunk) -> Heard:
+def _hears_slowly(chunk: Chunk) -> Transcribed:
     return attrs.evolve(default_hearing(chunk), takes_s=WAY_IN_S)
 
 
-def _hears_but(fault: Fault) -> Callable[[Chunk], Heard]:
+def _hears_but(fault: Fault) -> Callable[[Chunk], Transcribed]:
     """Hear all but the second second of the first utterance."""
 
-    def script(chunk: Chunk) -> Heard:
+    def script(chunk: Chunk) -> Transcribed:
         is_it = (chunk.utterance, chunk.index) == (0, 1)
-        return Heard(fault=fault) if is_it else default_hearing(chunk)
+        return Transcribed(fault=fault) if is_it else default_hearing(chunk)
 
     return script
 

@@ -1,4 +1,11 @@
-"""One file a dialect: pure projections between wire frames and canonical messages."""
+"""The dialects: pure projections between wire frames and canonical messages.
+
+- `base` has what all are; `opening` is that of `/v1/realtime` until the client's first init.
+- `realtime`, `duplex_v1`, `live`, `omni` (`vllm-omni`) and `transcription` (two sets of names) have
+  a file each. `legacy` has both older ones, `openai` that of speech and that of transcription; the
+  tables of the first are in `openai_requests`, `openai_answers` and `openai_tools`.
+- `shared` and `chat` are not dialects: they have the rows and messages of several.
+"""
 
 from __future__ import annotations
 

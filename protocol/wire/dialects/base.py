@@ -40,7 +40,7 @@ class Dialect:
     """One wire protocol, both ends, read and written by its tables.
 
     Args:
-        name: of the dialect.
+        name: of the dialect, as in the log.
         types: the kind of request of each type of client message.
         requests: the client's messages.
         answers: the server's; of several with one class or type the first is used.
@@ -55,17 +55,12 @@ class Dialect:
         answers: tuple[Table, ...],
         more: tuple[Table, ...] = (),
     ) -> None:
-        self._name: Final = name
+        self.name: Final = name
         self.types = types
         self._requests = requests
         self._answers = answers
         self._written = {table.cls: table for table in (*answers[::-1], *requests.values())}
         self._read = {table.kind: table for table in (*more, *answers[::-1])}
-
-    @property
-    def name(self) -> str:
-        """The dialect's name, as in the log."""
-        return self._name
 
     @property
     def has_close(self) -> bool:

@@ -1,8 +1,10 @@
-"""Tools of a turn of chat, as clients send them: in the form of OpenAI's chat completions.
+"""Tools, and turns of chat, as the clients of several dialects send them; not a dialect itself.
 
-Everything here is shown to the model, and nothing is run. A schema is bounded and otherwise not
-read. Objects that describe a tool or a call are closed, so that a setting without effect is
-noticed.
+- *Tools*, of chat and of duplex sessions, have the form of OpenAI's chat completions. They are
+  shown to the model, and nothing is run. A schema is bounded and otherwise not read. Objects that
+  describe a tool or a call are closed, so that a setting without effect is noticed.
+- *A turn* is `ask_rows`: its messages and settings.
+- The messages of `realtime` that only its mode=chat has.
 """
 
 from __future__ import annotations
@@ -20,12 +22,11 @@ from ...values.behaviour import ASKED_SPEECH, DUPLEX_TOOLS, SOUND_FILES
 from ...values.messages import Delta, Prefilled, Response, ToolCalled
 from ...values.openai import CancelResponse
 from .. import kinds as k
-from ..codec import Reading, Value, as_object, encode_base64, invalid
+from ..codec import Nested, Reading, Value, as_object, encode_base64, invalid, nested_in
 from ..dialects import shared
 from ..media import WAV_RATE_HZ_MAX, WAV_RATE_HZ_MIN, audio_s, check_image, read_audio
-from ..strict import Nested, nested_in
 from ..table import (
-    DROPPED,
+    Constant,
     Field,
     Items,
     Object,
@@ -33,10 +34,12 @@ from ..table import (
     Rule,
     Table,
     Variants,
+    checked,
     computed,
     either,
     items,
     one,
+    optional,
     variants,
 )
 from .shared import ASKED, INPUT_ID, PROMPT, SLICES, one_value, setting
@@ -93,17 +96,13 @@ _TOOL: Final = Table(
     model.Tool,
     Object(
         "function",
-        (
-            Field("name", NAME),
-            Field("description", k.text(limits.TOOL_CHARS_MAX, holds=k.PROMPTED), "", omit=True),
-            Field("parameters", _SCHEMA, "", omit=True, example={"type": "object"}),
-            Field(
-                "strict",
-                k.Kind(read=_not_strict, schema={"type": "boolean", "const": False}),
-                None,
-                attr=DROPPED,
-                doc="Only false: the model's tokens are not constrained to a schema.",
-            ),
+        Field("name", NAME),
+        Field("description", k.text(limits.TOOL_CHARS_MAX, holds=k.PROMPTED), "", omit=True),
+        Field("parameters", _SCHEMA, "", omit=True, example={"type": "object"}),
+        checked(
+            "strict",
+            k.Kind(read=_not_strict, schema={"type": "boolean", "const": False}),
+            doc="Only false: the model's tokens are not constrained to a schema.",
         ),
         is_required=True,
         closed=True,
@@ -116,10 +115,8 @@ CALL: Final = Table(
     Field("id", CALL_ID, example="call_0c9e41d7a355"),
     Object(
         "function",
-        (
-            Field("name", NAME),
-            Field("arguments", k.text(limits.TOOL_CHARS_MAX, holds=k.SAID), example="{}"),
-        ),
+        Field("name", NAME),
+        Field("arguments", k.text(limits.TOOL_CHARS_MAX, holds=k.USER_TEXT), example="{}"),
         is_required=True,
         closed=True,
     ),
@@ -133,7 +130,7 @@ MADE_CALLS: Final = items(one(CALL), model.CALLS_MAX)
 _CHOICE: Final = k.because(
     k.choice(("auto", "none")), "the model cannot be made to call a tool, or one of them"
 )
-TOOL_ROWS: Final[tuple[Row, ...]] = (
+TOOL_ROWS: Final = (
     Field("tools", items(variants("type", _TOOL), limits.TOOLS_MAX), (), omit=True, rank=3),
     Field("tool_choice", _CHOICE, "auto", omit=True, rank=3),
 )
@@ -156,7 +153,7 @@ TOOL_RESULT: Final = Table(
     ),
     Field(
         "content",
-        k.text(limits.INPUT_CHARS_MAX, holds=k.SAID),
+        k.text(limits.INPUT_CHARS_MAX, holds=k.USER_TEXT),
         attr="output",
         example="half past nine",
         doc="Its result, as text.",
@@ -168,7 +165,7 @@ STANDALONE: Final = Table(
     rq.TellModel,
     Field(
         "content",
-        k.text(limits.INPUT_CHARS_MAX, 1, holds=k.SAID),
+        k.text(limits.INPUT_CHARS_MAX, 1, holds=k.USER_TEXT),
         attr="text",
         doc="What happened.",
     ),
@@ -182,10 +179,8 @@ TOOL_CALL: Final = Table(
     Field("unit_index", k.INTEGER, attr="unit"),
     Object(
         "call",
-        (
-            Field("name", k.TEXT, attr="name", doc="Of the tool."),
-            Field("arguments", k.TEXT, attr="arguments", example="{}"),
-        ),
+        Field("name", k.TEXT, attr="name", doc="Of the tool."),
+        Field("arguments", k.TEXT, attr="arguments", example="{}"),
         attr="call",
         is_required=True,
     ),
@@ -224,7 +219,7 @@ def _functions_of(types: tuple[str, ...], *more: Field) -> Items:
         computed(
             "type",
             k.choice(types),
-            lambda _: "function",
+            Constant("function"),
             doc="Others than functions are left out." if more else "Always function.",
         ),
         Field("name", NAME),
@@ -235,10 +230,8 @@ def _functions_of(types: tuple[str, ...], *more: Field) -> Items:
     return items(one(table), limits.TOOLS_MAX)
 
 
-TOLD_FUNCTIONS: Final = _functions_of(TOOL_TYPES[:1])
-_ASKED: Final = _functions_of(
-    TOOL_TYPES, Field("strict", k.FLAG, None, attr=DROPPED, doc="Without effect.")
-)
+SENT_FUNCTIONS: Final = _functions_of(TOOL_TYPES[:1])
+_ASKED: Final = _functions_of(TOOL_TYPES, checked("strict", k.FLAG, doc="Without effect."))
 
 
 def _functions(value: Value, at: Reading) -> tuple[model.Tool, ...]:
@@ -269,8 +262,10 @@ def results_of(message: rq.ChatMessage) -> tuple[model.ToolResult, ...]:
 def messages_of(content: k.Kind, words: k.Kind) -> Variants:
     """Make the kind of a message by its role; `content` is that of words and media."""
     parts = "Text, or parts of several kinds."
-    row = Field("content", content, holds=k.SAID, doc=parts)
-    answer = Field("content", content, (), get=_without_calls, omit=True, holds=k.SAID, doc=parts)
+    row = Field("content", content, holds=k.USER_TEXT, doc=parts)
+    answer = Field(
+        "content", content, (), get=_without_calls, omit=True, holds=k.USER_TEXT, doc=parts
+    )
     called = Field("tool_calls", CALLS, (), get=calls_of, omit=True, doc=_CALLED)
     answered = Field(
         "tool_call_id",
@@ -349,7 +344,7 @@ def chars_of(tools: tuple[model.Tool, ...], messages: tuple[rq.ChatMessage, ...]
 # - Settings that only the source's request schema has are honoured if the model can, and else
 #   refused with the reason; the default is always accepted.
 # - The conversation begins with at most one system message and ends with the user's, or with
-#   results of tools (`chat_tools`).
+#   results of tools.
 # - Bounds hold for the whole conversation: text, images with their pixels, seconds of sound,
 #   videos.
 # - A turn is spoken if its `tts` asks for it: in 001 by being there, in 004 by `enabled`, which is
@@ -378,7 +373,7 @@ def _read_sound(value: Value, at: Reading) -> rq.AudioPart:
     return read_audio(value.path, k.binary(value, at), at.values["rate_hz"], is_any=is_any)
 
 
-_WORDS: Final = k.text(limits.CHAT_TEXT_CHARS_MAX, holds=k.SAID)
+_WORDS: Final = k.text(limits.CHAT_TEXT_CHARS_MAX, holds=k.USER_TEXT)
 _TEXT: Final = Table(rq.TextPart, Field("text", _WORDS), tag={"type": "text"})
 _IMAGE: Final = Table(rq.ImagePart, Field("data", k.IMAGE), tag={"type": "image"})
 _SOUND: Final = Table(
@@ -518,16 +513,14 @@ _GENERATION: Final[tuple[Row, ...]] = (
 _TTS: Final[tuple[Row, ...]] = (
     Field("mode", k.choice(SPEECH_MODES), _SPEECH.mode),
     Field("language", k.choice(LANGUAGES), _SPEECH.language),
-    Field("ref_audio_data", k.VOICE_OR_NAME, None, attr="voice", omit=True),
-    Field("ref_audio_path", k.VOICE_BY_NAME, None, attr="voice", after="ref_audio_data", omit=True),
-    Field(
+    optional("ref_audio_data", k.VOICE_OR_NAME, attr="voice"),
+    optional("ref_audio_path", k.VOICE_BY_NAME, attr="voice", after="ref_audio_data"),
+    checked(
         "output_path",
         k.because(k.text(0), "no path is taken from a client, the sound is sent"),
-        None,
-        attr=DROPPED,
-        holds=k.SAID,
+        holds=k.USER_TEXT,
     ),
-    Object("sampling", _SAMPLING, closed=True),
+    Object("sampling", *_SAMPLING, closed=True),
     setting("ref_audio_max_ms", k.integer(VOICE_MS_MIN, VOICE_MS_MAX), None, attr="voice_ms_max"),
 )
 
@@ -557,7 +550,8 @@ def ask_rows(*, is_enabled: bool) -> tuple[Row, ...]:
     return (
         Object(
             "image",
-            (Field("max_slice_nums", SLICES, None), Field("use_image_id", k.FLAG, True)),
+            Field("max_slice_nums", SLICES, None),
+            Field("use_image_id", k.FLAG, True),
             closed=True,
             when=lambda ask: ask.max_slice_nums is not None or not ask.use_image_id,
             rank=1,
@@ -566,8 +560,8 @@ def ask_rows(*, is_enabled: bool) -> tuple[Row, ...]:
         *TOOL_ROWS,
         Rule(_check_conversation),
         Field("streaming", k.FLAG, True),
-        Object("generation", _GENERATION, attr="config", closed=True, omit=True),
-        Object("tts", (enabled, *_TTS), attr="speech", closed=True, none={"enabled": False}),
+        Object("generation", *_GENERATION, attr="config", closed=True, omit=True),
+        Object("tts", enabled, *_TTS, attr="speech", closed=True, none={"enabled": False}),
         Rule(lambda at: _speech(at, is_enabled=is_enabled)),
         Field("omni_mode", k.FLAG, False, attr="omni", omit=True, rank=2),
         Field("enable_thinking", k.FLAG, False, attr="thinking", omit=True, rank=2),
@@ -593,7 +587,7 @@ STOP_REASONS: Final[tuple[model.StopReason, ...]] = (
 
 def _nothing(name: str) -> Field:
     """Make the row of a text that must be empty, as clients fill in unwanted fields."""
-    return Field(name, k.because(k.text(0), _OF_TURNS), None, attr=DROPPED)
+    return checked(name, k.because(k.text(0), _OF_TURNS))
 
 
 def _no_tools(value: Value, _: Reading) -> None:
@@ -605,19 +599,15 @@ _INIT: Final = Table(
     rq.Init,
     Object(
         "payload",
-        (
-            Field("system_prompt", PROMPT, "", attr="instructions", also=("instructions",)),
-            Object("voice", (_nothing("ref_audio_base64"), _nothing("tts_ref_audio_base64"))),
-            Object("config", (), closed=f"not allowed: {_OF_TURNS}"),
-            Field(
-                "tools",
-                k.Kind(read=_no_tools, schema={"type": "array", "const": []}),
-                None,
-                attr=DROPPED,
-                doc="Must be empty here.",
-            ),
-            *ASKED,
+        Field("system_prompt", PROMPT, "", attr="instructions", also=("instructions",)),
+        Object("voice", _nothing("ref_audio_base64"), _nothing("tts_ref_audio_base64")),
+        Object("config", closed=f"not allowed: {_OF_TURNS}"),
+        checked(
+            "tools",
+            k.Kind(read=_no_tools, schema={"type": "array", "const": []}),
+            doc="Must be empty here.",
         ),
+        *ASKED,
         is_required=True,
     ),
     tag={"type": shared.SESSION_INIT},
@@ -625,7 +615,7 @@ _INIT: Final = Table(
 )
 ASK: Final = Table(
     rq.Ask,
-    Object("input", ask_rows(is_enabled=True), is_required=True, rank=1),
+    Object("input", *ask_rows(is_enabled=True), is_required=True, rank=1),
     INPUT_ID,
     tag={"type": shared.INPUT_APPEND},
     lacks={"record": True},
@@ -635,7 +625,7 @@ ASK: Final = Table(
 RESPONSE_CANCEL: Final = "response.cancel"
 CANCEL: Final = Table(
     CancelResponse,
-    Field("response_id", k.text(limits.INPUT_ID_CHARS_MAX, 1, holds=k.NAMED), None, omit=True),
+    optional("response_id", k.text(limits.INPUT_ID_CHARS_MAX, 1, holds=k.NAMED)),
     tag={"type": RESPONSE_CANCEL},
     doc="End the answer that is under way; without one it has no effect.",
 )
@@ -680,11 +670,9 @@ DONE: Final = Table(
     Field("tool_calls", MADE_CALLS, (), omit=True),
     Object(
         "metrics",
-        (
-            *shared.METRICS,
-            Field("input_tokens", k.INTEGER, 0, attr="^input_tokens"),
-            Field("generated_tokens", k.INTEGER, 0, attr="^generated_tokens"),
-        ),
+        *shared.METRICS,
+        Field("input_tokens", k.INTEGER, 0, attr="^input_tokens"),
+        Field("generated_tokens", k.INTEGER, 0, attr="^generated_tokens"),
         attr="metrics",
     ),
     tag={"type": "response.done"},

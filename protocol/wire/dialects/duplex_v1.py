@@ -15,12 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from ...values.errors import LocalProtocolError
 from ...values.limits import APPEND_SAMPLES_MIN
 from ...values.messages import Closed, Created, EndReason, Listen, Speech
 from ...values.requests import Append, Init, Request
-from ..kinds import FLAG, INTEGER, SPEECH, TEXT, VOICE, heard, word_of
-from ..table import Field, Object, Table
+from ..kinds import FLAG, INTEGER, SPEECH, TEXT, VOICE, input_sound, word_of
+from ..table import Field, Object, Table, optional
 from . import chat, shared
 from .base import Dialect, Json
 from .shared import APPEND_SLICES, ASKED, FORCE_LISTEN, PROMPT, SLICES, config, frames, slices_once
@@ -47,16 +46,14 @@ _UPDATE: Final = Table(
     Init,
     Object(
         "session",
-        (
-            config("voice_config", rank=1),
-            Field("max_slice_nums", SLICES, 1),
-            Field("instructions", PROMPT, rank=-1),
-            Field("ref_audio", VOICE, None, omit=True, rank=10),
-            Field("tts_ref_audio", VOICE, None, omit=True, rank=10),
-            slices_once("voice_config"),
-            chat.DUPLEX_TOOLS_ROW,
-            *ASKED,
-        ),
+        config("voice_config", rank=1),
+        Field("max_slice_nums", SLICES, 1),
+        Field("instructions", PROMPT, rank=-1),
+        optional("ref_audio", VOICE, rank=10),
+        optional("tts_ref_audio", VOICE, rank=10),
+        slices_once("voice_config"),
+        chat.DUPLEX_TOOLS_ROW,
+        *ASKED,
         is_required=True,
     ),
     tag={"type": shared.SESSION_UPDATE},
@@ -65,7 +62,7 @@ _UPDATE: Final = Table(
 )
 _APPEND: Final = Table(
     Append,
-    Field("audio", heard(APPEND_SAMPLES_MIN), attr="pcm"),
+    Field("audio", input_sound(APPEND_SAMPLES_MIN), attr="pcm"),
     frames("video_frames"),
     FORCE_LISTEN,
     APPEND_SLICES,
@@ -74,16 +71,10 @@ _APPEND: Final = Table(
     where="duplex-v1",
 )
 _METRICS: Final = (
-    Object("metrics", shared.METRICS, attr="metrics", rank=1),
+    Object("metrics", *shared.METRICS, attr="metrics", rank=1),
     Field("kv_cache_length", INTEGER, attr="metrics.kv_cache_length"),
 )
 """Our addition, and 000's own field for the length."""
-
-
-def _word(closed: Closed) -> str:
-    if closed.reason not in _REASONS:
-        raise LocalProtocolError(f"no session.closed for {closed.reason}: it is never sent")
-    return _REASONS[closed.reason]
 
 
 _ANSWERS: Final = (
@@ -110,7 +101,7 @@ _ANSWERS: Final = (
     ),
     Table(
         Closed,
-        Field("reason", word_of(_ENDS), get=_word),
+        Field("reason", word_of(_ENDS), get=shared.end_word(_REASONS)),
         tag={"type": shared.SESSION_CLOSED},
         lacks={"session_id": ""},
     ),

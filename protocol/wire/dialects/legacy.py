@@ -1,4 +1,4 @@
-"""The common part of `legacy-duplex` and `legacy-chat`: queue events and errors (002, 004).
+"""The dialects `legacy-duplex` (002) and `legacy-chat` (004), and their queue events and errors.
 
 Their event types have no `session.` prefix. An error has its text at the top level, and `code` as
 our addition.
@@ -16,7 +16,7 @@ from ...values import requests as rq
 from ...values.errors import ErrorCode, LocalProtocolError
 from .. import kinds as k
 from ..dialects import shared
-from ..table import Field, Row, Table, computed
+from ..table import Field, Row, Table, computed, optional
 from .base import Dialect, Json
 from .chat import MADE_CALLS, ask_rows
 
@@ -47,7 +47,7 @@ def faults(cls: type, text: Field, code: Field) -> Table:
     return Table(cls, *rows, tag=ERROR)
 
 
-# -- The server's messages in the dialect of 002, without queue events; see `legacy_duplex` -------
+# -- The server's messages in the dialect of 002, without queue events -----------------------------
 
 PAUSE_S_MAX: Final = 86_400
 """A day: the server's own limit is much less and cuts a longer wish (the wire decisions)."""
@@ -238,7 +238,7 @@ def encode_closed(closed: ms.Closed) -> tuple[str, ...]:
 
 # -- The dialect of 004: a connection is one request, `prefill_done`, `chunk`s, `done` ------------
 #
-# Every object is a request, without a type (fields: `chat_inputs`); the client has no other
+# Every object is a request, without a type (fields: `chat.ask_rows`); the client has no other
 # message. The end has no word: the server closes the connection.
 #
 # 004 cannot show: the ids of session, response and input, why an answer ended, whether it was
@@ -313,11 +313,11 @@ _PREPARE: Final = Table(
     shared.config("config", rank=1),
     Field("max_slice_nums", shared.SLICES, 1, rank=2),
     Field("system_prompt", shared.PROMPT, "", attr="instructions", also=("prefix_system_prompt",)),
-    Field("ref_audio_base64", k.VOICE_OR_NAME, None, attr="ref_audio", omit=True),
+    optional("ref_audio_base64", k.VOICE_OR_NAME, attr="ref_audio"),
     shared.setting(
         "ref_audio_path", k.VOICE_BY_NAME, None, attr="ref_audio", after="ref_audio_base64"
     ),
-    Field("tts_ref_audio_base64", k.VOICE, None, attr="tts_ref_audio", omit=True),
+    optional("tts_ref_audio_base64", k.VOICE, attr="tts_ref_audio"),
     shared.slices_once("config"),
     Field("deferred_finalize", k.FLAG, True, attr="config.deferred_finalize", rank=1),
     *shared.ASKED,
@@ -327,7 +327,7 @@ _REQUESTS: Final = {
     rq.Request.INIT: _PREPARE,
     rq.Request.APPEND: Table(
         rq.Append,
-        Field("audio", k.heard(1), attr="pcm", also=("audio_base64",)),
+        Field("audio", k.input_sound(1), attr="pcm", also=("audio_base64",)),
         shared.frames("frame_base64_list"),
         shared.FORCE_LISTEN,
         shared.APPEND_SLICES,
@@ -342,9 +342,7 @@ _REQUESTS: Final = {
         tag={"type": "video_frame"},
     ),
     rq.Request.PAUSE: Table(
-        rq.Pause,
-        Field("timeout", PAUSE_S, None, attr="timeout_s", omit=True),
-        tag={"type": "pause"},
+        rq.Pause, optional("timeout", PAUSE_S, attr="timeout_s"), tag={"type": "pause"}
     ),
     rq.Request.RESUME: Table(rq.Resume, tag={"type": "resume"}),
     rq.Request.INTERRUPT: Table(rq.Interrupt, tag={"type": "interrupt"}),

@@ -38,9 +38,21 @@ from ..audio import compress, to_float32, to_pcm16
 from ..codec import Fields, Reading, Value, encode_base64
 from ..dialects import openai_tools as tools
 from ..dialects import shared
-from ..table import DROPPED, Field, Object, Table, computed, fixed, items, one
+from ..table import (
+    DROPPED,
+    Constant,
+    Field,
+    Object,
+    Table,
+    checked,
+    computed,
+    fixed,
+    items,
+    one,
+    optional,
+)
 from .base import Context, Dialect, Json
-from .chat import FUNCTIONS, TOLD_FUNCTIONS
+from .chat import FUNCTIONS, SENT_FUNCTIONS
 from .shared import PROMPT, RECORD
 
 SESSION_START: Final = "session.start"
@@ -63,14 +75,15 @@ UNSUPPORTED: Final = frozenset(
 )
 """Events of the API that ask for what the model cannot do."""
 
-_EMPTY: Final = "Must be empty here."
-_CLOSED: Final = errors.ErrorCode.UNKNOWN_PARAMETER
+EMPTY: Final = "Must be empty here."
+CLOSED: Final = errors.ErrorCode.UNKNOWN_PARAMETER
 """An unknown field is such an error."""
 
 
-def _ignored(name: str, why: str = "Ignored.", holds: k.Holds | None = k.SAID) -> Field:
+def ignored(name: str, why: str = "Ignored.", holds: k.Holds | None = k.USER_TEXT) -> Field:
+    """A field of the API that changes nothing here."""
     kind = k.Kind(read=lambda *_: None, schema={}, holds=holds)
-    return Field(name, kind, None, attr=DROPPED, doc=why)
+    return checked(name, kind, why)
 
 
 def _event_id(attr: str = "event_id") -> Field:
@@ -146,31 +159,17 @@ def _delegation(attr: str, backend: str, names: str, **how: Any) -> Object:
     nothing = None if names == "tools" else ()  # of an update, which leaves them
     return Object(
         "delegation",
-        (
-            Field(
-                "type",
-                _TARGET,
-                None,
-                attr=attr,
-                omit=True,
-                doc="The model delegates only calls of tools.",
-                **how,
-            ),
-            Object(
-                "responses",
-                (
-                    Field("model", k.TEXT, "", attr=backend, omit=True, doc="In the session."),
-                    Field("tools", TOOLS, nothing, attr=names, omit=True, doc=tools.CALLED),
-                ),
-                omit=True,
-                doc="Of the model to which tasks would be delegated; other fields are ignored.",
-            ),
-            _ignored(
-                "acknowledgement_delay_ms", "Ignored: the model decides what it says meanwhile."
-            ),
+        optional("type", _TARGET, attr=attr, doc="The model delegates only calls of tools.", **how),
+        Object(
+            "responses",
+            Field("model", k.TEXT, "", attr=backend, omit=True, doc="In the session."),
+            Field("tools", TOOLS, nothing, attr=names, omit=True, doc=tools.CALLED),
+            omit=True,
+            doc="Of the model to which tasks would be delegated; other fields are ignored.",
         ),
+        ignored("acknowledgement_delay_ms", "Ignored: the model decides what it says meanwhile."),
         omit=True,
-        closed=_CLOSED,
+        closed=CLOSED,
         doc="Who handles delegated tasks: calls of tools, with `responses`.",
     )
 
@@ -190,93 +189,76 @@ _VOICE: Final = attrs.evolve(k.VOICE_BY_NAME, read=_voice)
 
 _PART: Final = Table(
     Part,
-    Field("type", k.choice(("input_text", "text", "output_text")), None, attr=DROPPED, doc="Text."),
-    Field("text", k.text(ITEM_CHARS_MAX, holds=k.SAID)),
+    checked("type", k.choice(("input_text", "text", "output_text")), doc="Text."),
+    Field("text", k.text(ITEM_CHARS_MAX, holds=k.USER_TEXT)),
     make=lambda values: Part(kind="input_text", **values),
 )
 _ITEM: Final = Table(
     Item,
-    Field("id", k.text(INPUT_ID_CHARS_MAX, holds=k.NAMED), None, attr=DROPPED, doc="Ignored."),
-    Field("type", k.choice(("message",)), None, attr=DROPPED, doc="Always message."),
+    checked("id", k.text(INPUT_ID_CHARS_MAX, holds=k.NAMED), doc="Ignored."),
+    checked("type", k.choice(("message",)), doc="Always message."),
     Field("role", k.choice(("developer", "user", "assistant"))),
-    Field("status", k.choice(("completed", "incomplete")), None, attr=DROPPED, doc="Ignored."),
+    checked("status", k.choice(("completed", "incomplete")), doc="Ignored."),
     Field("content", items(one(_PART), 1, 1), attr="parts"),
 )
 _START: Final = Table(
     Init,
     Object(
         "session",
-        (
-            Field("model", k.TEXT, attr="live.model"),
+        Field("model", k.TEXT, attr="live.model"),
+        Object(
+            "audio",
             Object(
-                "audio",
-                (
-                    Object(
-                        "format",
-                        (
-                            Field("type", k.choice(model.CODINGS), "audio/pcm", attr="live.coding"),
-                            Field("rate", RATE, model.LIVE_RATES_HZ[0], attr="live.rate_hz"),
-                        ),
-                        closed=_CLOSED,
-                    ),
-                    Object(
-                        "output",
-                        (Field("voice", _VOICE, None, attr="ref_audio", omit=True),),
-                        omit=True,
-                        closed=_CLOSED,
-                    ),
-                ),
-                closed=_CLOSED,
+                "format",
+                Field("type", k.choice(model.CODINGS), "audio/pcm", attr="live.coding"),
+                Field("rate", RATE, model.LIVE_RATES_HZ[0], attr="live.rate_hz"),
+                closed=CLOSED,
             ),
-            _delegation("live.delegation", "live.backend", "live.tools"),
-            Field("input", items(one(_ITEM), HISTORY_MAX), (), attr="live.history", omit=True),
-            Field("instructions", PROMPT, "", omit=True),
-            Field(
-                "safety_identifier",
-                k.text(INPUT_ID_CHARS_MAX, holds=k.NAMED),
-                "",
-                attr="live.safety_identifier",
-                omit=True,
-            ),
-            Field("store", RECORD.kind, True, attr="record", omit=True),
-            Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc=_EMPTY),
+            Object("output", optional("voice", _VOICE, attr="ref_audio"), omit=True, closed=CLOSED),
+            closed=CLOSED,
         ),
+        _delegation("live.delegation", "live.backend", "live.tools"),
+        Field("input", items(one(_ITEM), HISTORY_MAX), (), attr="live.history", omit=True),
+        Field("instructions", PROMPT, "", omit=True),
+        Field(
+            "safety_identifier",
+            k.text(INPUT_ID_CHARS_MAX, holds=k.NAMED),
+            "",
+            attr="live.safety_identifier",
+            omit=True,
+        ),
+        Field("store", RECORD.kind, True, attr="record", omit=True),
+        Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc=EMPTY),
         is_required=True,
-        closed=_CLOSED,
+        closed=CLOSED,
     ),
     _event_id("live.event_id"),
     tag={"type": SESSION_START},
-    closed=_CLOSED,
+    closed=CLOSED,
 )
 FORK_START: Final = Table(
     Init,
     Object(
         "session",
-        (
-            Field("model", k.TEXT, "", attr="live.model", omit=True),
+        Field("model", k.TEXT, "", attr="live.model", omit=True),
+        Object(
+            "audio",
             Object(
-                "audio",
-                (
-                    Object(
-                        "format",
-                        (
-                            Field("type", k.choice(model.CODINGS), "", attr="live.coding"),
-                            Field("rate", RATE, 0, attr="live.rate_hz"),
-                        ),
-                        closed=_CLOSED,
-                    ),
-                ),
-                closed=_CLOSED,
+                "format",
+                Field("type", k.choice(model.CODINGS), "", attr="live.coding"),
+                Field("rate", RATE, 0, attr="live.rate_hz"),
+                closed=CLOSED,
             ),
-            _delegation("live.delegation", "live.backend", "live.tools"),
-            Field("store", RECORD.kind, True, attr="record", omit=True),
+            closed=CLOSED,
         ),
+        _delegation("live.delegation", "live.backend", "live.tools"),
+        Field("store", RECORD.kind, True, attr="record", omit=True),
         is_required=True,
-        closed=_CLOSED,
+        closed=CLOSED,
     ),
     _event_id("live.event_id"),
     tag={"type": SESSION_START},
-    closed=_CLOSED,
+    closed=CLOSED,
     lacks={"instructions": ""},
 )
 """The `session.start` of a fork, in which all else is as it was; an empty text or 0: this too."""
@@ -284,19 +266,17 @@ _UPDATE: Final = Table(
     Update,
     Object(
         "session",
-        (
-            _delegation(DROPPED, DROPPED, "tools", get=lambda _: "client"),
-            Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc=_EMPTY),
-        ),
+        _delegation(DROPPED, DROPPED, "tools", get=Constant("client")),
+        Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc=EMPTY),
         is_required=True,
-        closed=_CLOSED,
+        closed=CLOSED,
     ),
     _event_id(),
     tag={"type": shared.SESSION_UPDATE},
-    closed=_CLOSED,
+    closed=CLOSED,
 )
 _CLOSE: Final = Table(
-    CloseRequest, _ignored("event_id"), tag={"type": shared.SESSION_CLOSE}, lacks={"reason": None}
+    CloseRequest, ignored("event_id"), tag={"type": shared.SESSION_CLOSE}, lacks={"reason": None}
 )
 """It is honoured in every state, so nothing in it is refused."""
 REQUESTS: Final = {
@@ -308,48 +288,40 @@ REQUESTS: Final = {
             "event_id", k.text(INPUT_ID_CHARS_MAX, holds=k.NAMED), "", attr=DROPPED, doc="Ignored."
         ),
         tag={"type": AUDIO_APPEND},
-        closed=_CLOSED,
+        closed=CLOSED,
     ),
-    Request.MUTE: Table(
-        Mute, _event_id(), tag={"type": "session.input_audio.mute"}, closed=_CLOSED
-    ),
+    Request.MUTE: Table(Mute, _event_id(), tag={"type": "session.input_audio.mute"}, closed=CLOSED),
     Request.UNMUTE: Table(
-        Unmute, _event_id(), tag={"type": "session.input_audio.unmute"}, closed=_CLOSED
+        Unmute, _event_id(), tag={"type": "session.input_audio.unmute"}, closed=CLOSED
     ),
     Request.UPDATE: _UPDATE,
     Request.TOOL_RESULT: Table(
         model.ToolResult,
         Object(
             "item",
-            (
-                Field(
-                    "type",
-                    k.choice((tools.OUTPUT,)),
-                    attr=DROPPED,
-                    get=lambda _: tools.OUTPUT,
-                    example=tools.OUTPUT,
-                    doc="Always this.",
-                ),
-                *tools.result_rows(),
-                *(
-                    _ignored("id", holds=k.NAMED),
-                    _ignored("status", holds=None),
-                    _ignored("caller"),
-                ),
+            Field(
+                "type",
+                k.choice((tools.OUTPUT,)),
+                attr=DROPPED,
+                get=Constant(tools.OUTPUT),
+                example=tools.OUTPUT,
+                doc="Always this.",
             ),
+            *tools.result_rows(),
+            *(ignored("id", holds=k.NAMED), ignored("status", holds=None), ignored("caller")),
             is_required=True,
-            closed=_CLOSED,
+            closed=CLOSED,
         ),
-        _ignored("event_id"),
+        ignored("event_id"),
         tag={"type": "response.item.create"},
-        closed=_CLOSED,
+        closed=CLOSED,
     ),
     Request.RESPOND: Table(
         Respond,
-        _ignored("event_id"),
+        ignored("event_id"),
         tag={"type": "response.create"},
         lacks=dict.fromkeys(("metadata", "modality", "instructions")),
-        closed=_CLOSED,
+        closed=CLOSED,
         doc="Without effect: the model goes on by itself after a result.",
     ),
     Request.CLOSE: _CLOSE,
@@ -393,7 +365,7 @@ _ENDS: Final[Mapping[str, ms.EndReason]] = {
 EVENT_ID: Final = computed(
     "event_id",
     k.TEXT,
-    lambda _: "event_000000000000",
+    Constant("event_000000000000"),
     example="event_7b20d9c3a415",
     rank=-1,
     doc="The event.",
@@ -402,7 +374,7 @@ _ANSWERED: Final = Field("client_event_id", k.TEXT, "", omit=True)
 
 
 def _one_of(code: str) -> Field:
-    return computed("code", k.choice(INFO_CODES), lambda _: code, doc="The notice.")
+    return computed("code", k.choice(INFO_CODES), Constant(code), doc="The notice.")
 
 
 def _place(queued: ms.Queued | ms.QueueUpdate) -> str:
@@ -432,7 +404,7 @@ _QUEUE_DONE: Final = Table(
     ms.QueueDone,
     EVENT_ID,
     _one_of(ASSIGNED),
-    computed("message", k.TEXT, lambda _: _TURN, example=_TURN, doc="The same for people."),
+    computed("message", k.TEXT, Constant(_TURN), example=_TURN, doc="The same for people."),
     tag={"type": INFO},
 )
 NOTICE: Final = Table(
@@ -451,51 +423,41 @@ def info_of(code: object) -> Table:
 
 _SESSION: Final = Object(
     "session",
-    (
-        Field("id", k.TEXT),
-        Field("expires_at", k.INTEGER),
-        Field("model", k.TEXT),
-        fixed("status", "active"),
+    Field("id", k.TEXT),
+    Field("expires_at", k.INTEGER),
+    Field("model", k.TEXT),
+    fixed("status", "active"),
+    Object(
+        "audio",
         Object(
-            "audio",
-            (
-                Object(
-                    "format",
-                    (
-                        Field("type", k.choice(model.CODINGS), attr="coding"),
-                        Field("rate", k.INTEGER, attr="rate_hz", example=24_000),
-                    ),
-                    doc="Of the sound in both directions.",
-                ),
-                Object(
-                    "output",
-                    (Field("voice", k.TEXT, ""),),
-                    omit=True,
-                    when=lambda message: bool(message.live.voice),
-                ),
-            ),
+            "format",
+            Field("type", k.choice(model.CODINGS), attr="coding"),
+            Field("rate", k.INTEGER, attr="rate_hz", example=24_000),
+            doc="Of the sound in both directions.",
         ),
         Object(
-            "delegation",
-            (
-                Field("type", k.choice(("client", "responses")), None, attr="delegation"),
-                Object(
-                    "responses",
-                    (
-                        Field("model", k.TEXT, "", attr="backend"),
-                        Field("tools", TOLD_FUNCTIONS, (), omit=True, doc="Those in force."),
-                    ),
-                    omit=True,
-                    when=lambda message: message.live.delegation == "responses",
-                ),
-            ),
+            "output",
+            Field("voice", k.TEXT, ""),
             omit=True,
-            when=lambda message: message.live.delegation is not None,
+            when=lambda message: bool(message.live.voice),
         ),
-        Field("instructions", k.TEXT, ""),
-        Field("safety_identifier", k.TEXT, "", omit=True),
-        Field("store", k.FLAG, False),
     ),
+    Object(
+        "delegation",
+        Field("type", k.choice(("client", "responses")), None, attr="delegation"),
+        Object(
+            "responses",
+            Field("model", k.TEXT, "", attr="backend"),
+            Field("tools", SENT_FUNCTIONS, (), omit=True, doc="Those in force."),
+            omit=True,
+            when=lambda message: message.live.delegation == "responses",
+        ),
+        omit=True,
+        when=lambda message: message.live.delegation is not None,
+    ),
+    Field("instructions", k.TEXT, ""),
+    Field("safety_identifier", k.TEXT, "", omit=True),
+    Field("store", k.FLAG, False),
     attr="live",
     doc="The session as it is in force.",
 )
@@ -606,14 +568,8 @@ def error_table(codes: tuple[errors.ErrorCode, ...], cause: str) -> Table:
         ),
         Field(cause, k.TEXT, "", attr="client_event_id", omit=True),
     )
-    error = Object("error", rows, is_required=True)
+    error = Object("error", *rows, is_required=True)
     return Table(ms.ErrorReport, EVENT_ID, error, tag={"type": shared.ERROR})
-
-
-def _word(closed: ms.Closed) -> str:
-    if closed.reason not in REASONS:
-        raise errors.LocalProtocolError(f"no session.closed for {closed.reason}: it is never sent")
-    return REASONS[closed.reason]
 
 
 ANSWERS: Final = (
@@ -640,19 +596,17 @@ ANSWERS: Final = (
     Table(
         Usage,
         EVENT_ID,
-        Object("usage", (Field("seconds", k.INTEGER),)),
-        Object(
-            "context_window", (Field("usage_ratio", k.number(0, 1), attr="ratio", example=0.25),)
-        ),
+        Object("usage", Field("seconds", k.INTEGER)),
+        Object("context_window", Field("usage_ratio", k.number(0, 1), attr="ratio", example=0.25)),
         tag={"type": "session.usage.updated"},
     ),
     NOTICE,
     Table(
         ms.Closed,
         EVENT_ID,
-        Field("reason", k.word_of(_ENDS), get=_word),
+        Field("reason", k.word_of(_ENDS), get=shared.end_word(REASONS)),
         _SESSION,
-        Object("usage", (Field("seconds", k.INTEGER),)),
+        Object("usage", Field("seconds", k.INTEGER)),
         tag={"type": shared.SESSION_CLOSED},
         lacks={"session_id": ""},
     ),

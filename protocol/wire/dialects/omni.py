@@ -28,21 +28,21 @@ from ...values import messages as ms
 from ...values import omni as om
 from ...values import openai as oa
 from ...values.behaviour import DUPLEX_TOOLS
-from ...values.errors import LIVE_ERRORS, TRANSCRIPTION_ERRORS, ErrorCode, LocalProtocolError
+from ...values.errors import LIVE_ERRORS, TRANSCRIPTION_ERRORS, ErrorCode
 from ...values.limits import APPEND_SAMPLES_MAX, INPUT_ID_CHARS_MAX, MS_PER_S
 from ...values.model import CODINGS, INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, DuplexConfig
 from ...values.requests import Append, ClientMessage, Init, ReferenceAudio, Report, Request
 from .. import kinds as k
 from ..audio import to_float32, to_pcm16
 from ..codec import Reading, Value, encode_base64, invalid
-from ..table import DROPPED, Field, Object, Row, Table, computed, fixed, one
+from ..table import Constant, Field, Object, Row, Table, checked, computed, fixed, one, optional
 from . import openai_answers as answers
 from . import openai_requests as requests
 from . import shared
 from .base import Context, Dialect, Json
 from .chat import FUNCTIONS
-from .live import EVENT_ID, error_table, only, unsupported
-from .openai_requests import ANY_EVENT_ID, ignored, nothing, null
+from .live import EVENT_ID, error_table, ignored, only, unsupported
+from .openai_requests import ANY_EVENT_ID, nothing, null
 from .openai_tools import CALLED
 from .shared import APPEND_SLICES, PLAYED_MS_MAX, PROMPT, RECORD, TOKEN, frames, setting
 
@@ -53,7 +53,7 @@ SEQ: Final = '"server_event_seq":0'
 _NUMBER: Final = computed(
     "server_event_seq",
     k.INTEGER,
-    lambda _: 0,
+    Constant(0),
     rank=-1,
     example=1,
     doc="The event's number, from 1; what `session.resume` counts by.",
@@ -61,16 +61,6 @@ _NUMBER: Final = computed(
 _DATA_URL: Final = "data:"
 
 # -- from the client ----------------------------------------------------------------------------
-
-
-def _checked(name: str, kind: k.Kind, doc: str, **more: Any) -> Field:
-    """A field that changes nothing here, and may not be wrong."""
-    return Field(name, kind, None, attr=DROPPED, doc=doc, **more)
-
-
-def _maybe(name: str, kind: k.Kind, attr: str | None = None, **more: Any) -> Field:
-    """A field that may be left out."""
-    return Field(name, kind, None, attr=attr or name, omit=True, **more)
 
 
 def _modality(value: Value, _: Reading) -> str:
@@ -108,9 +98,9 @@ def _rate(rate_hz: int) -> k.Kind:
 def _form(name: str, rate_hz: int) -> Object:
     """The form of sound in one direction, as OpenAI's GA API has it; ours is fixed."""
     kind = only(CODINGS, "audio/pcm", "sound is pcm16 here")
-    rows = (_checked("type", kind, "PCM16."), _checked("rate", _rate(rate_hz), "Samples a second."))
-    rate = _checked("sample_rate_hz", _rate(rate_hz), "Samples a second.")
-    return Object(name, (Object("format", rows, doc="Its form."), rate), doc="Sound.")
+    rows = (checked("type", kind, "PCM16."), checked("rate", _rate(rate_hz), "Samples a second."))
+    rate = checked("sample_rate_hz", _rate(rate_hz), "Samples a second.")
+    return Object(name, Object("format", *rows, doc="Its form."), rate, doc="Sound.")
 
 
 def _voice(value: Value, at: Reading) -> ReferenceAudio:
@@ -152,7 +142,7 @@ _DETECTION: Final = requests.detection(
                 omit=True,
                 example=500,
             ),
-            _checked(
+            checked(
                 "interrupt_response",
                 k.Kind(read=_interrupts, schema={"type": "boolean", "const": True}),
                 "Must be true.",
@@ -165,49 +155,46 @@ _INIT: Final = Table(
     Init,
     Object(
         "session",
-        (
-            _maybe("model", k.TEXT, "omni.model", example="tiny"),
-            _maybe("modalities", _MODALITY, "omni.modality", also=_GA, example=_BOTH),
-            Field("instructions", PROMPT, "", omit=True),
-            _maybe("ref_audio", _VOICE, doc="A voice: base64 of a WAV, or a data URL."),
-            _checked(
-                "voice",
-                k.Kind(read=_no_voice, schema={"type": "string", "maxLength": 0}),
-                "Must be empty here.",
-            ),
-            _checked("input_audio_format", _FORMAT, "PCM16."),
-            _checked("output_audio_format", _FORMAT, "PCM16."),
-            _checked("sample_rate_hz", _rate(INPUT_RATE_HZ), "Of the client's sound."),
-            Object(
-                "audio",
-                (_form("input", INPUT_RATE_HZ), _form("output", OUTPUT_RATE_HZ)),
-                doc="The same, as the GA API has it.",
-            ),
-            _maybe("turn_detection", _DETECTION, "omni.detection"),
-            _maybe("overlap_policy", k.choice(get_args(om.Overlap)), "omni.overlap"),
-            _maybe("playback_commit_policy", k.choice(get_args(om.History)), "omni.history"),
-            setting("temperature", k.number(0, 2), _PLAIN.temperature, attr="config.temperature"),
-            Object(
-                "extra_body",
-                (
-                    _maybe("auto_response", k.FLAG, "omni.answers"),
-                    Field(
-                        "force_listen_count",
-                        k.integer(0, 100),
-                        _PLAIN.force_listen_count,
-                        attr="config.force_listen_count",
-                        omit=True,
-                    ),
-                ),
+        optional("model", k.TEXT, "omni.model", example="tiny"),
+        optional("modalities", _MODALITY, "omni.modality", also=_GA, example=_BOTH),
+        Field("instructions", PROMPT, "", omit=True),
+        optional("ref_audio", _VOICE, doc="A voice: base64 of a WAV, or a data URL."),
+        checked(
+            "voice",
+            k.Kind(read=_no_voice, schema={"type": "string", "maxLength": 0}),
+            "Must be empty here.",
+        ),
+        checked("input_audio_format", _FORMAT, "PCM16."),
+        checked("output_audio_format", _FORMAT, "PCM16."),
+        checked("sample_rate_hz", _rate(INPUT_RATE_HZ), "Of the client's sound."),
+        Object(
+            "audio",
+            _form("input", INPUT_RATE_HZ),
+            _form("output", OUTPUT_RATE_HZ),
+            doc="The same, as the GA API has it.",
+        ),
+        optional("turn_detection", _DETECTION, "omni.detection"),
+        optional("overlap_policy", k.choice(get_args(om.Overlap)), "omni.overlap"),
+        optional("playback_commit_policy", k.choice(get_args(om.History)), "omni.history"),
+        setting("temperature", k.number(0, 2), _PLAIN.temperature, attr="config.temperature"),
+        Object(
+            "extra_body",
+            optional("auto_response", k.FLAG, "omni.answers"),
+            Field(
+                "force_listen_count",
+                k.integer(0, 100),
+                _PLAIN.force_listen_count,
+                attr="config.force_listen_count",
                 omit=True,
-                doc="Settings of the model.",
             ),
-            RECORD,
-            Field("tools", FUNCTIONS, (), omit=True, since=DUPLEX_TOOLS, doc=CALLED),
-            *(
-                ignored(name)
-                for name in ("idle_timeout_s", "input_audio_transcription", "tracing", "speed")
-            ),
+            omit=True,
+            doc="Settings of the model.",
+        ),
+        RECORD,
+        Field("tools", FUNCTIONS, (), omit=True, since=DUPLEX_TOOLS, doc=CALLED),
+        *(
+            ignored(name)
+            for name in ("idle_timeout_s", "input_audio_transcription", "tracing", "speed")
         ),
         is_required=True,
         doc="The settings; others than these are ignored.",
@@ -258,8 +245,8 @@ REQUESTS: Final = {
     Request.APPEND: Table(
         Append,
         Field("audio", _PIECE, attr="pcm"),
-        _checked("format", _FORMAT, "PCM16.", also=("input_audio_format",)),
-        _checked("sample_rate_hz", _rate(INPUT_RATE_HZ), "Of the sound."),
+        checked("format", _FORMAT, "PCM16.", also=("input_audio_format",)),
+        checked("sample_rate_hz", _rate(INPUT_RATE_HZ), "Of the sound."),
         frames("video_frames"),
         APPEND_SLICES,
         *(ignored(name, holds=None) for name in ("is_speech", "duration_ms", "audio_end_ms")),
@@ -271,7 +258,7 @@ REQUESTS: Final = {
     Request.COMMIT: _request(
         om.CommitTurn,
         "input_audio_buffer.commit",
-        _maybe("response_create", k.FLAG, "responds", also=("create_response",)),
+        optional("response_create", k.FLAG, "responds", also=("create_response",)),
         Field("is_speech", k.FLAG, True, omit=True),
         ignored("final", holds=None),
     ),
@@ -280,21 +267,19 @@ REQUESTS: Final = {
         "response.create",
         Object(
             "response",
-            (
-                _maybe("modalities", _MODALITY, "modality", also=_GA, example=_BOTH),
-                _checked("instructions", _NO_PROMPT, "Must be empty here.", example=""),
-                setting("max_output_tokens", requests.TOKENS, 0, attr="max_tokens", example=100),
-                _maybe("metadata", requests.METADATA, example={"trace": "3"}),
-            ),
+            optional("modalities", _MODALITY, "modality", also=_GA, example=_BOTH),
+            checked("instructions", _NO_PROMPT, "Must be empty here.", example=""),
+            setting("max_output_tokens", requests.TOKENS, 0, attr="max_tokens", example=100),
+            optional("metadata", requests.METADATA, example={"trace": "3"}),
             omit=True,
             doc="Settings of this response; others than these are ignored.",
         ),
     ),
-    Request.CANCEL: _request(oa.CancelResponse, "response.cancel", _maybe("response_id", _ID)),
+    Request.CANCEL: _request(oa.CancelResponse, "response.cancel", optional("response_id", _ID)),
     Request.INTERRUPT: _request(
         om.BargeIn,
         "barge_in",
-        _checked("event", k.choice(("barge_in", "response.cancel")), "Of `turn.signal`, the same."),
+        checked("event", k.choice(("barge_in", "response.cancel")), "Of `turn.signal`, the same."),
         ignored("payload"),
     ),
     Request.CLEAR_OUTPUT: _request(om.ClearOutput, "output_audio_buffer.clear"),
@@ -302,9 +287,9 @@ REQUESTS: Final = {
         om.AckPlayback,
         shared.PLAYBACK_ACK,
         Field("played_ms", _MS),
-        _maybe("committed_ms", _MS),
-        _maybe("response_id", _ID),
-        _maybe("item_id", _NAMES_ITEM),
+        optional("committed_ms", _MS),
+        optional("response_id", _ID),
+        optional("item_id", _NAMES_ITEM),
         Field("truncate", k.FLAG, False, attr="truncates", omit=True),
     ),
     Request.HEARTBEAT: _request(om.Heartbeat, "session.heartbeat"),
@@ -354,11 +339,9 @@ RESUME: Final = Table(
 )
 _REFUSED: Final = Object(
     "error",
-    (
-        fixed("code", "session_resume_expired"),
-        fixed("type", "invalid_request_error"),
-        Field("message", k.TEXT),
-    ),
+    fixed("code", "session_resume_expired"),
+    fixed("type", "invalid_request_error"),
+    Field("message", k.TEXT),
 )
 NOT_RESUMED: Final = Table(ms.ErrorReport, _REFUSED, tag={"type": shared.ERROR})
 """The answer to a client that cannot come back; its code is the one of no session and no token."""
@@ -407,32 +390,30 @@ _SOUND: Final[Mapping[str, object]] = {
 }
 _SESSION: Final = Object(
     "session",
-    (
-        fixed("object", "realtime.session"),
-        fixed("type", "realtime"),
-        Field("id", k.TEXT, example="duplex-20261123T101500-8f3a5b7c9d1e"),
-        Field("model", k.TEXT, example="tiny"),
-        fixed("state", "open"),
-        Field("epoch", k.INTEGER),
-        Field("turn_id", k.INTEGER),
-        Field("modalities", _MODALITY, attr="modality", example=["audio", "text"]),
-        computed(
-            "output_modalities",
-            _MODALITY,
-            lambda message: message.omni.modality,
-            example=["audio", "text"],
-            doc="The same, as the GA API names it.",
-        ),
-        Field("instructions", k.TEXT),
-        null("voice"),
-        fixed("input_audio_format", "pcm16"),
-        fixed("output_audio_format", "pcm16"),
-        _facts("audio", "The form of sound in both directions.", _SOUND),
-        Field("turn_detection", _DETECTION, None, attr="detection"),
-        Field("overlap_policy", k.choice(get_args(om.Overlap)), attr="overlap"),
-        Field("playback_commit_policy", k.choice(get_args(om.History)), attr="history"),
-        _facts("capabilities", "What the server can."),
+    fixed("object", "realtime.session"),
+    fixed("type", "realtime"),
+    Field("id", k.TEXT, example="duplex-20261123T101500-8f3a5b7c9d1e"),
+    Field("model", k.TEXT, example="tiny"),
+    fixed("state", "open"),
+    Field("epoch", k.INTEGER),
+    Field("turn_id", k.INTEGER),
+    Field("modalities", _MODALITY, attr="modality", example=["audio", "text"]),
+    computed(
+        "output_modalities",
+        _MODALITY,
+        lambda message: message.omni.modality,
+        example=["audio", "text"],
+        doc="The same, as the GA API names it.",
     ),
+    Field("instructions", k.TEXT),
+    null("voice"),
+    fixed("input_audio_format", "pcm16"),
+    fixed("output_audio_format", "pcm16"),
+    _facts("audio", "The form of sound in both directions.", _SOUND),
+    Field("turn_detection", _DETECTION, None, attr="detection"),
+    Field("overlap_policy", k.choice(get_args(om.Overlap)), attr="overlap"),
+    Field("playback_commit_policy", k.choice(get_args(om.History)), attr="history"),
+    _facts("capabilities", "What the server can."),
     attr="omni",
     doc="The session as it is in force.",
 )
@@ -466,12 +447,6 @@ _REASONS: Final[Mapping[ms.EndReason, str]] = {
 _ENDS: Final[Mapping[str, ms.EndReason]] = {
     word: end for end, word in reversed([*_REASONS.items()])
 }
-
-
-def _word(closed: ms.Closed) -> str:
-    if closed.reason not in _REASONS:
-        raise LocalProtocolError(f"no session.closed for {closed.reason}: it is never sent")
-    return _REASONS[closed.reason]
 
 
 _NEVER: Final = (TRANSCRIPTION_ERRORS | LIVE_ERRORS) - {
@@ -516,15 +491,13 @@ _AUDIO: Final = _numbered(
     ),
     Object(
         "metadata",
-        (
-            *_OF_SESSION,
-            computed(
-                "audio_duration_ms",
-                k.INTEGER,
-                _end_ms,
-                example=1000,
-                doc="Of the response's sound so far.",
-            ),
+        *_OF_SESSION,
+        computed(
+            "audio_duration_ms",
+            k.INTEGER,
+            _end_ms,
+            example=1000,
+            doc="Of the response's sound so far.",
         ),
         rank=1,
         doc="Where it stands.",
@@ -562,7 +535,8 @@ _LISTEN: Final = _event(
     *_OF_SESSION,
     Object(
         "response",
-        (fixed("object", "realtime.response"), fixed("status", "listening")),
+        fixed("object", "realtime.response"),
+        fixed("status", "listening"),
         doc="No response begins.",
     ),
     input_id="",
@@ -596,18 +570,16 @@ _ACKNOWLEDGED: Final = _event(
     "playback.acknowledged",
     Object(
         "event",
-        (
-            fixed("type", "playback.acknowledged"),
-            *_OF_SESSION,
-            Field("item_id", k.TEXT),
-            *(
-                computed(name, k.INTEGER, attrgetter(f"playback.{name}"), doc="As in playback.")
-                for name in ("played_ms", "committed_ms")
-            ),
-            Field("truncate", k.FLAG, attr="truncates"),
-            Object("playback", _PLAYED, attr="playback", doc="Where the response stands."),
-            Field("history_committed", k.FLAG, attr="is_whole"),
+        fixed("type", "playback.acknowledged"),
+        *_OF_SESSION,
+        Field("item_id", k.TEXT),
+        *(
+            computed(name, k.INTEGER, attrgetter(f"playback.{name}"), doc="As in playback.")
+            for name in ("played_ms", "committed_ms")
         ),
+        Field("truncate", k.FLAG, attr="truncates"),
+        Object("playback", *_PLAYED, attr="playback", doc="Where the response stands."),
+        Field("history_committed", k.FLAG, attr="is_whole"),
         doc="What is noted.",
     ),
 )
@@ -615,7 +587,7 @@ _CLOSED: Final = _event(
     ms.Closed,
     shared.SESSION_CLOSED,
     Field("session_id", k.TEXT),
-    Field("reason", k.word_of(_ENDS), get=_word),
+    Field("reason", k.word_of(_ENDS), get=shared.end_word(_REASONS)),
 )
 _QUEUE: Final = tuple(
     _numbered(table) for table in shared.COMMON if table.cls in (ms.Queued, ms.QueueUpdate)
@@ -640,7 +612,7 @@ ANSWERS: Final = (
         om.Speaking,
         "response.speak",
         Field("response_id", k.TEXT),
-        Object("metadata", (Field("epoch", k.INTEGER),), doc="Where it stands."),
+        Object("metadata", Field("epoch", k.INTEGER), doc="Where it stands."),
     ),
     *_STEPS.values(),
     _AUDIO,

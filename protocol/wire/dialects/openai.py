@@ -1,4 +1,7 @@
-"""The dialect `openai`: the GA Realtime API, where a response is one speaking turn of the model.
+"""The dialects `openai` and `openai-transcription`: the GA Realtime API.
+
+In `openai` a response is one speaking turn of the model; its tables are in `openai_requests` and
+`openai_answers`. Those of a transcription session come first here. Both are one class.
 
 Names, fields and words are those of the types of the `openai` package (`openai.types.realtime`).
 
@@ -18,49 +21,19 @@ from typing import Final, cast
 
 import attrs
 
+from ...values import messages as ms
+from ...values import openai as oa
 from ...values.errors import ErrorCode, LocalProtocolError
-from ...values.messages import (
-    Closed,
-    Created,
-    GoingAway,
-    Listen,
-    Queued,
-    QueueDone,
-    QueueUpdate,
-    ServerMessage,
-    Speech,
-)
 from ...values.modes import Mode
-from ...values.openai import (
-    Configure,
-    Configured,
-    CreateItem,
-    InputStep,
-    Item,
-    ItemStep,
-    Part,
-    ReplyState,
-    ReplyStep,
-)
 from ...values.requests import ClientMessage, Request
 from ..codec import dump_frame, invalid, missing
-from ..dialects import openai_answers, shared
-from ..dialects import openai_answers as answers
-from ..dialects import openai_requests as requests
 from ..kinds import INTEGER, TEXT, Kind
-from ..table import DROPPED, Field, Object, Table, fixed, items, one
+from ..table import DROPPED, Constant, Field, Object, Table, checked, fixed, items, one, optional
+from . import openai_answers as answers
+from . import openai_requests as requests
+from . import shared
 from .base import Context, Dialect, Json
-from .live import EVENT_ID, REASONS, error_table, only, unsupported
-from .openai_requests import (
-    ANY_EVENT_ID,
-    CLOSED,
-    PLAIN_DETECTION,
-    heard_rows,
-    ignored,
-    null,
-    told_heard,
-)
-from .openai_requests import REQUESTS as ALL
+from .live import CLOSED, EVENT_ID, REASONS, error_table, ignored, only, unsupported
 
 _NO_HINT: Final = "Without effect: the model transcribes what it hears, without hints."
 _HINTS: Final = ("prompt", "keywords")
@@ -73,56 +46,44 @@ _KIND: Final = only(
 
 def _plain(name: str) -> Field:
     kind = Kind(read=lambda *_: None, schema={})
-    return Field(name, kind, None, attr=DROPPED, doc=_NO_HINT)
+    return checked(name, kind, doc=_NO_HINT)
 
 
-_MODEL: Final = Field(
-    "model",
-    TEXT,
-    None,
-    attr="transcriber",
-    omit=True,
-    example="tiny",
-    doc="One of the server's models.",
+_MODEL: Final = optional(
+    "model", TEXT, attr="transcriber", example="tiny", doc="One of the server's models."
 )
 _CONFIGURE: Final = Table(
-    Configure,
+    oa.Configure,
     Object(
         "session",
-        (
-            Field(
-                "type",
-                _KIND,
-                attr=DROPPED,
-                get=lambda _: "transcription",
-                doc="Must be transcription here.",
-            ),
-            Object(
-                "audio",
-                (
-                    heard_rows(
-                        Object(
-                            "transcription",
-                            (
-                                _MODEL,
-                                *(ignored(name, _NO_HINT) for name in _HINTS),
-                                *(_plain(name) for name in _PLAIN_HINTS),
-                            ),
-                            omit=True,
-                            doc="The model, and hints for it.",
-                        ),
-                        PLAIN_DETECTION,
-                    ),
-                ),
-                doc="Sound.",
-            ),
-            ignored("include"),
+        Field(
+            "type",
+            _KIND,
+            attr=DROPPED,
+            get=Constant("transcription"),
+            doc="Must be transcription here.",
         ),
+        Object(
+            "audio",
+            requests.input_rows(
+                Object(
+                    "transcription",
+                    _MODEL,
+                    *(ignored(name, _NO_HINT) for name in _HINTS),
+                    *(_plain(name) for name in _PLAIN_HINTS),
+                    omit=True,
+                    doc="The model, and hints for it.",
+                ),
+                requests.PLAIN_DETECTION,
+            ),
+            doc="Sound.",
+        ),
+        ignored("include"),
         is_required=True,
         closed=CLOSED,
         doc="The settings to change.",
     ),
-    ANY_EVENT_ID,
+    requests.ANY_EVENT_ID,
     tag={"type": shared.SESSION_UPDATE},
     lacks={
         "is_undetected": False,
@@ -136,45 +97,42 @@ _CONFIGURE: Final = Table(
         "is_parallel": None,
     },
 )
-REQUESTS: Final = {
+_OF_SOUND: Final = (Request.APPEND, Request.COMMIT, Request.CLEAR)
+_TRANSCRIPTION_REQUESTS: Final = {
     Request.UPDATE: _CONFIGURE,
-    **{kind: ALL[kind] for kind in (Request.APPEND, Request.COMMIT, Request.CLEAR)},
+    **{kind: requests.REQUESTS[kind] for kind in _OF_SOUND},
 }
 _SOUND: Final = Table(
-    Part,
+    oa.Part,
     fixed("type", "input_audio"),
-    attrs.evolve(null("transcript"), omit=True),
-    make=lambda _: Part(kind="input_audio"),
+    attrs.evolve(requests.null("transcript"), omit=True),
+    make=lambda _: oa.Part(kind="input_audio"),
 )
 
 
-def _sound(part: Part) -> dict[str, object]:
+def _sound(part: oa.Part) -> dict[str, object]:
     return _SOUND.write(part) | ({"transcript": None} if part.is_whole else {})
 
 
 _SESSION: Final = Object(
     "session",
-    (
-        fixed("type", "transcription"),
-        fixed("object", "realtime.transcription_session"),
-        Field("id", TEXT),
-        Field("expires_at", INTEGER),
-        Object(
-            "audio",
-            (
-                told_heard(
-                    Object(
-                        "transcription",
-                        (Field("model", TEXT, attr="transcriber", example="tiny"),),
-                        doc="The model that transcribes what the client says.",
-                    ),
-                    PLAIN_DETECTION,
-                ),
+    fixed("type", "transcription"),
+    fixed("object", "realtime.transcription_session"),
+    Field("id", TEXT),
+    Field("expires_at", INTEGER),
+    Object(
+        "audio",
+        requests.sent_input(
+            Object(
+                "transcription",
+                Field("model", TEXT, attr="transcriber", example="tiny"),
+                doc="The model that transcribes what the client says.",
             ),
-            doc="Sound.",
+            requests.PLAIN_DETECTION,
         ),
-        null("include"),
+        doc="Sound.",
     ),
+    requests.null("include"),
     attr="openai",
     doc="The session as it is in force.",
 )
@@ -182,14 +140,14 @@ _ITEM: Final = Field(
     "item",
     one(
         Table(
-            Item,
+            oa.Item,
             Field("id", TEXT, example="item_7b20d9c3a415"),
             fixed("object", "realtime.item"),
             fixed("type", "message"),
             fixed("role", "user"),
             fixed("status", "completed"),
             Field("content", items(attrs.evolve(one(_SOUND), write=_sound), 1), (), attr="parts"),
-            make=lambda values: Item(role="user", **values),
+            make=lambda values: oa.Item(role="user", **values),
         )
     ),
 )
@@ -202,30 +160,32 @@ _NEVER: Final = frozenset(
     }
 )
 """They are about responses and named items; a failure has a message of its own."""
-ERROR_CODES: Final = tuple(it for it in openai_answers.ERROR_CODES if it not in _NEVER)
-ANSWERS: Final = (
-    openai_answers.WAITS,
+ERROR_CODES: Final = tuple(it for it in answers.ERROR_CODES if it not in _NEVER)
+_TRANSCRIPTION_ANSWERS: Final = (
+    answers.WAITS,
     Table(
-        Created,
+        ms.Created,
         EVENT_ID,
         _SESSION,
         tag={"type": "session.created"},
         lacks={"session_id": "", "prompt_length": 0, "recording": "off"},
     ),
-    Table(Configured, EVENT_ID, _SESSION, tag={"type": "session.updated"}),
-    *(table for kind, table in openai_answers.INPUTS.items() if kind != "timeout_triggered"),
-    openai_answers.FAILED,
-    openai_answers.conversation("added", openai_answers.PREVIOUS, _ITEM),
-    openai_answers.conversation("done", openai_answers.PREVIOUS, _ITEM),
+    Table(oa.Configured, EVENT_ID, _SESSION, tag={"type": "session.updated"}),
+    *(table for kind, table in answers.INPUTS.items() if kind != "timeout_triggered"),
+    answers.FAILED,
+    answers.conversation("added", answers.PREVIOUS, _ITEM),
+    answers.conversation("done", answers.PREVIOUS, _ITEM),
     error_table(ERROR_CODES, "event_id"),
 )
 
 
 _TYPES: Final = {table.kind: request for request, table in requests.REQUESTS.items()}
+_SILENT: Final = frozenset(
+    {ms.Queued, ms.QueueUpdate, ms.QueueDone, ms.Listen, ms.GoingAway, ms.Closed}
+)
+"""Messages of other dialects, without a frame here."""
 KNOWN: Final = frozenset({*_TYPES, "output_audio_buffer.clear", "transcription_session.update"})
 """Events of the API that a client may send."""
-_SILENT: Final = (Queued, QueueUpdate, QueueDone, Listen, GoingAway, Closed)
-"""Messages of other dialects, without a frame here."""
 
 
 class OpenAI(Dialect):
@@ -238,19 +198,19 @@ class OpenAI(Dialect):
             raise unsupported("$.type", f"{kind}, which is not served here")
         message = super().parse(request, body, context)
         match message:
-            case Configure():
+            case oa.Configure():
                 is_undetected = _is_null(body, "turn_detection")
                 transcribes = False if _is_null(body, "transcription") else message.transcribes
                 return attrs.evolve(message, is_undetected=is_undetected, transcribes=transcribes)
-            case CreateItem(item=item):
+            case oa.CreateItem(item=item):
                 _check_parts(item)
         return message
 
     def encode_request(self, message: ClientMessage) -> str:
         """Write a client's message as a frame."""
-        if not isinstance(message, Configure):
+        if not isinstance(message, oa.Configure):
             return super().encode_request(message)
-        body = self._written[Configure].write(message)
+        body = self._written[oa.Configure].write(message)
         session = cast("dict[str, dict[str, dict[str, object]]]", body["session"])
         is_untold = message.transcribes is False
         off = {"turn_detection": message.is_undetected, "transcription": is_untold}
@@ -259,42 +219,42 @@ class OpenAI(Dialect):
                 session.setdefault("audio", {}).setdefault("input", {})[name] = None
         return dump_frame(body)
 
-    def encode(self, message: ServerMessage) -> tuple[str, ...]:
+    def encode(self, message: ms.ServerMessage) -> tuple[str, ...]:
         """Write a server's message as frames; a speaking second has its text first."""
-        if isinstance(message, Queued | QueueUpdate) and message.is_for_openai:
-            return (answers.WAITS.encode(message),)
-        if isinstance(message, _SILENT):
-            if isinstance(message, Closed) and message.reason not in REASONS:
+        tables: tuple[Table, ...]
+        match message:
+            case ms.Speech():
+                words = (answers.WORDS,) if message.text else ()
+                tables = (*words, answers.SOUND) if message.pcm or not words else words
+            case oa.ReplyStep():
+                tables = (answers.STEPS[message.kind],)
+            case oa.InputStep():
+                is_failed = message.kind == "transcript_failed"
+                tables = (answers.FAILED if is_failed else answers.INPUTS[message.kind],)
+            case oa.ItemStep():
+                tables = (answers.ITEMS[message.kind],)
+            case oa.ReplyState():
+                is_begun = message.reply.status == "in_progress"
+                tables = (answers.BEGAN if is_begun else answers.DONE,)
+            case ms.Queued() | ms.QueueUpdate() if message.is_for_openai:
+                tables = (answers.WAITS,)
+            case ms.Closed() if message.reason not in REASONS:
                 raise LocalProtocolError(f"no end for {message.reason}: it is never told")
-            return ()
-        return tuple(table.encode(message) for table in self._tables(message))
+            case _ if type(message) in _SILENT:
+                tables = ()
+            case _:
+                tables = (self._written[type(message)],)
+        return tuple([table.encode(message) for table in tables])
 
-    def decode(self, body: Json, mode: Mode = "video") -> tuple[ServerMessage, ...]:
+    def decode(self, body: Json, mode: Mode = "video") -> tuple[ms.ServerMessage, ...]:
         """Read a server's message; of limits there are two kinds."""
         limits = body.get("rate_limits")
         if isinstance(limits, list) and limits and limits[0].get("name") == "tokens":
             return (answers.LEFT.parse(body),)
         return super().decode(body, mode)
 
-    def _tables(self, message: ServerMessage) -> tuple[Table, ...]:
-        match message:
-            case Speech():
-                words = (answers.WORDS,) if message.text else ()
-                return (*words, answers.SOUND) if message.pcm or not words else words
-            case ReplyStep():
-                return (answers.STEPS[message.kind],)
-            case InputStep():
-                is_failed = message.kind == "transcript_failed"
-                return (answers.FAILED if is_failed else answers.INPUTS[message.kind],)
-            case ItemStep():
-                return (answers.ITEMS[message.kind],)
-            case ReplyState():
-                is_begun = message.reply.status == "in_progress"
-                return (answers.BEGAN if is_begun else answers.DONE,)
-        return (self._written[type(message)],)
 
-
-def _check_parts(item: Item) -> None:
+def _check_parts(item: oa.Item) -> None:
     """Refuse a part that an item of its role cannot have."""
     for number, part in enumerate(item.parts):
         if part.kind not in requests.PARTS_OF[item.role]:
@@ -316,8 +276,8 @@ def _is_null(body: Json, name: str) -> bool:
 OPENAI: Final = OpenAI("openai", _TYPES, requests.REQUESTS, answers.ANSWERS)
 OPENAI_TRANSCRIPTION: Final = OpenAI(
     "openai-transcription",
-    {table.kind: request for request, table in REQUESTS.items()},
-    REQUESTS,
-    ANSWERS,
+    {table.kind: request for request, table in _TRANSCRIPTION_REQUESTS.items()},
+    _TRANSCRIPTION_REQUESTS,
+    _TRANSCRIPTION_ANSWERS,
 )
 """The dialect of its transcription sessions."""

@@ -4,42 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from ...values import openai as oa
 from ...values.errors import OPENAI_ERRORS, ErrorCode
 from ...values.limits import CALLS_OPEN_MAX, MS_PER_S
 from ...values.messages import Created, Metrics, Queued, QueuePlace, Speech
-from ...values.openai import (
-    Configured,
-    ConversationCreated,
-    InputStep,
-    Item,
-    ItemDeleted,
-    ItemStatus,
-    ItemStep,
-    ItemTruncated,
-    Modality,
-    RateLimit,
-    Reply,
-    ReplyState,
-    ReplyStep,
-    item_of,
-)
 from ..audio import to_float32
 from ..codec import encode_base64
 from ..dialects import openai_tools as tools
 from ..kinds import INTEGER, PCM16, TEXT, Kind, base64_of, choice, or_null
-from ..table import DROPPED, Field, Object, Row, Table, fixed, items, one
+from ..table import DROPPED, Constant, Field, Object, Row, Table, fixed, items, one
+from . import openai_requests as requests
 from .live import ERROR_CODES as LIVE_CODES
 from .live import EVENT_ID, error_table, sound_of
-from .openai_requests import (
-    METADATA,
-    MODALITY,
-    SESSION,
-    TOKENS,
-    item_rows,
-    nothing,
-    null,
-    told_part,
-)
 
 TRANSCRIPTION: Final = "conversation.item.input_audio_transcription"
 SPEECH_WORDS: Final = "response.output_audio_transcript.delta"
@@ -49,17 +25,17 @@ _ZERO: Final = Kind(
 
 
 def _zero(name: str, doc: str = "A response has one.") -> Field:
-    return Field(name, _ZERO, 0, attr=DROPPED, get=lambda _: 0, doc=doc)
+    return Field(name, _ZERO, 0, attr=DROPPED, get=Constant(0), doc=doc)
 
 
-_, _TYPE, _ROLE, _STATUS, _CONTENT = item_rows(items(told_part(), 1024))
+_, _TYPE, _ROLE, _STATUS, _CONTENT = requests.item_rows(items(requests.sent_part(), 1024))
 _ID: Final = Field("id", TEXT, example="item_7b20d9c3a415")
 _OBJECT: Final = fixed("object", "realtime.item")
 
 
-def _call(status: ItemStatus, doc: str) -> Table:
+def _call(status: oa.ItemStatus, doc: str) -> Table:
     return Table(
-        Item,
+        oa.Item,
         _ID,
         _OBJECT,
         fixed("status", status),
@@ -74,59 +50,61 @@ def _call(status: ItemStatus, doc: str) -> Table:
 
 _NEW_CALL: Final = _call("in_progress", "Empty: they come.")
 _CALL: Final = _call("completed", "A JSON object, as text.")
-_MESSAGE: Final = Table(Item, _ID, _OBJECT, _TYPE, _ROLE, _STATUS, _CONTENT)
+_MESSAGE: Final = Table(oa.Item, _ID, _OBJECT, _TYPE, _ROLE, _STATUS, _CONTENT)
 _RESULT: Final = tools.result_item(_ID, _OBJECT, fixed("status", "completed"))
 _ITEM: Final = Field("item", tools.any_item(_MESSAGE, _CALL, _RESULT))
 _NEW_ITEM: Final = Table(
-    Item,
+    oa.Item,
     _ID,
     _OBJECT,
     fixed("type", "message"),
     fixed("role", "assistant"),
     fixed("status", "in_progress"),
-    nothing("content"),
-    make=lambda values: Item(role="assistant", status="in_progress", **values),
+    requests.nothing("content"),
+    make=lambda values: oa.Item(role="assistant", status="in_progress", **values),
 )
 _WHOLE_ITEM: Final = Table(
-    Item,
+    oa.Item,
     _ID,
     _OBJECT,
     fixed("type", "message"),
     fixed("role", "assistant"),
     Field("status", choice(("completed", "incomplete"))),
-    Field("content", items(told_part(("output_text", "output_audio")), 1), (), attr="parts"),
-    make=lambda values: Item(role="assistant", **values),
+    Field(
+        "content", items(requests.sent_part(("output_text", "output_audio")), 1), (), attr="parts"
+    ),
+    make=lambda values: oa.Item(role="assistant", **values),
 )
 OUTPUT_MAX: Final = 1 + CALLS_OPEN_MAX
 """Items of a response: its speech, and the calls of one unit."""
 PREVIOUS: Final = Field("previous_item_id", or_null(TEXT), None, attr="previous_id")
 
 
-def _details(reply: Reply) -> dict[str, object] | None:
+def _details(reply: oa.Reply) -> dict[str, object] | None:
     if reply.status == "in_progress" or (reply.status == "completed" and not reply.fault):
         return None
-    told: dict[str, object] = {"type": reply.status}
+    details: dict[str, object] = {"type": reply.status}
     if reply.reason:
-        told["reason"] = reply.reason
+        details["reason"] = reply.reason
     if reply.fault:
         kind = "server_error"
         if reply.fault == ErrorCode.UNSUPPORTED:
             kind = "invalid_request_error"
-        told["error"] = {"type": kind, "code": reply.fault, "message": reply.message}
-    return told
+        details["error"] = {"type": kind, "code": reply.fault, "message": reply.message}
+    return details
 
 
-def _usage(reply: Reply) -> dict[str, object] | None:
+def _usage(reply: oa.Reply) -> dict[str, object] | None:
     if reply.status == "in_progress":
         return None
-    heard, made = reply.input_tokens, reply.output_tokens
-    return {"total_tokens": heard + made, "input_tokens": heard, "output_tokens": made}
+    held, made = reply.input_tokens, reply.output_tokens
+    return {"total_tokens": held + made, "input_tokens": held, "output_tokens": made}
 
 
-def _made(values: dict[str, Any]) -> Reply:
+def _made(values: dict[str, Any]) -> oa.Reply:
     details, usage = values.pop("details") or {}, values.pop("usage") or {}
     error = details.get("error") or {}
-    return Reply(
+    return oa.Reply(
         reason=details.get("reason") or "",
         fault=error.get("code") or "",
         message=error.get("message") or "",
@@ -141,23 +119,25 @@ _ANY: Final = Kind(
     schema={"type": ["object", "null"]},
 )
 _ALWAYS: Final = (
-    Field("output_modalities", MODALITY, attr="modality", example=["audio"]),
-    Field("max_output_tokens", TOKENS, 0, attr="max_tokens", doc="Or `inf`.", example="inf"),
+    Field("output_modalities", requests.MODALITY, attr="modality", example=["audio"]),
+    Field(
+        "max_output_tokens", requests.TOKENS, 0, attr="max_tokens", doc="Or `inf`.", example="inf"
+    ),
     Field("conversation_id", or_null(TEXT), "", example="conv_7b20d9c3a415"),
-    Field("metadata", or_null(METADATA), None, example={"client_event_id": "evt_1"}),
+    Field("metadata", or_null(requests.METADATA), None, example={"client_event_id": "evt_1"}),
 )
 _BEGUN: Final = Table(
-    Reply,
+    oa.Reply,
     Field("id", TEXT),
     fixed("object", "realtime.response"),
     fixed("status", "in_progress"),
-    null("status_details"),
-    nothing("output"),
+    requests.null("status_details"),
+    requests.nothing("output"),
     *_ALWAYS,
-    null("usage"),
+    requests.null("usage"),
 )
 _OVER: Final = Table(
-    Reply,
+    oa.Reply,
     Field("id", TEXT),
     fixed("object", "realtime.response"),
     Field("status", choice(("completed", "cancelled", "incomplete", "failed"))),
@@ -178,7 +158,7 @@ _OVER: Final = Table(
 
 def _input(kind: str, *rows: Field) -> Table:
     tag = {"type": f"input_audio_buffer.{kind}"}
-    return Table(InputStep, EVENT_ID, *rows, tag=tag, lacks={"kind": kind})
+    return Table(oa.InputStep, EVENT_ID, *rows, tag=tag, lacks={"kind": kind})
 
 
 _INPUT_ITEM: Final = Field("item_id", TEXT)
@@ -187,7 +167,7 @@ _INPUT_ITEM: Final = Field("item_id", TEXT)
 def conversation(kind: str, *rows: Row) -> Table:
     """Make the table of a step of an item."""
     tag = {"type": f"conversation.item.{kind}"}
-    return Table(ItemStep, EVENT_ID, *rows, tag=tag, lacks={"kind": kind})
+    return Table(oa.ItemStep, EVENT_ID, *rows, tag=tag, lacks={"kind": kind})
 
 
 _OF_RESPONSE: Final = (EVENT_ID, Field("response_id", TEXT), _zero("output_index"))
@@ -197,7 +177,7 @@ _OF_ITEM: Final = Field(
     TEXT,
     "",
     attr=DROPPED,
-    get=lambda step: item_of(step.response_id),
+    get=lambda step: oa.item_of(step.response_id),
     example="item_7b20d9c3a415",
     doc="The response's item.",
 )
@@ -205,10 +185,10 @@ _OF_PART: Final = (*_OF_RESPONSE, _OF_ITEM, _zero("content_index"))
 
 
 def _step(kind: str, name: str, *rows: Any) -> Table:
-    return Table(ReplyStep, *rows, tag={"type": f"response.{name}"}, lacks={"kind": kind})
+    return Table(oa.ReplyStep, *rows, tag={"type": f"response.{name}"}, lacks={"kind": kind})
 
 
-def _part_of(step: ReplyStep) -> dict[str, object]:
+def _part_of(step: oa.ReplyStep) -> dict[str, object]:
     is_sound = step.modality == "audio"
     return {"type": step.modality, "transcript" if is_sound else "text": step.text}
 
@@ -223,7 +203,7 @@ def _part(kind: str, name: str) -> Table:
         doc="Its type, audio or text, and its transcript or text.",
     )
     return Table(
-        ReplyStep,
+        oa.ReplyStep,
         *_OF_PART,
         row,
         tag={"type": f"response.{name}"},
@@ -231,11 +211,11 @@ def _part(kind: str, name: str) -> Table:
     )
 
 
-def _made_part(kind: Any, values: dict[str, Any]) -> ReplyStep:
+def _made_part(kind: Any, values: dict[str, Any]) -> oa.ReplyStep:
     part = values.pop("part") or {}
-    modality: Modality = "text" if part.get("type") == "text" else "audio"
+    modality: oa.Modality = "text" if part.get("type") == "text" else "audio"
     text = part.get("transcript") or part.get("text") or ""
-    return ReplyStep(kind=kind, modality=modality, text=text, **values)
+    return oa.ReplyStep(kind=kind, modality=modality, text=text, **values)
 
 
 _UNTOLD: Final = {
@@ -271,12 +251,12 @@ SOUND: Final = Table(
 
 
 def _of_call(kind: Any, name: str, *rows: Field) -> Table:
-    def make(values: dict[str, Any]) -> ReplyStep:
+    def make(values: dict[str, Any]) -> oa.ReplyStep:
         own = {key.removeprefix("item."): values.pop(key) for key in list(values) if "." in key}
-        return ReplyStep(kind=kind, item=tools.tool_item({"call.name": "", **own}), **values)
+        return oa.ReplyStep(kind=kind, item=tools.tool_item({"call.name": "", **own}), **values)
 
     return Table(
-        ReplyStep,
+        oa.ReplyStep,
         *_PLACED,
         Field("item_id", TEXT, attr="item.id", example="item_7b20d9c3a415", doc="The call's item."),
         Field("call_id", TEXT, attr="item.call.id", example="call_0c9e41d7a355", doc="The call."),
@@ -331,7 +311,7 @@ _SECONDS: Final = Kind(
 )
 TRANSCRIPTS: Final = {
     "transcript_delta": Table(
-        InputStep,
+        oa.InputStep,
         EVENT_ID,
         _INPUT_ITEM,
         _zero("content_index"),
@@ -340,14 +320,15 @@ TRANSCRIPTS: Final = {
         lacks={"kind": "transcript_delta"},
     ),
     "transcript_done": Table(
-        InputStep,
+        oa.InputStep,
         EVENT_ID,
         _INPUT_ITEM,
         _zero("content_index"),
         Field("transcript", TEXT, attr="text", doc="The whole transcript."),
         Object(
             "usage",
-            (fixed("type", "duration"), Field("seconds", _SECONDS, attr="at_ms", example=1.5)),
+            fixed("type", "duration"),
+            Field("seconds", _SECONDS, attr="at_ms", example=1.5),
             doc="How long it was.",
         ),
         tag={"type": f"{TRANSCRIPTION}.completed"},
@@ -372,17 +353,15 @@ INPUTS: Final = {
     **TRANSCRIPTS,
 }
 FAILED: Final = Table(
-    InputStep,
+    oa.InputStep,
     EVENT_ID,
     _INPUT_ITEM,
     _zero("content_index"),
     Object(
         "error",
-        (
-            fixed("type", "server_error"),
-            Field("code", TEXT, attr="fault", example="inference_error"),
-            Field("message", TEXT, attr="text", doc="The reason, for people."),
-        ),
+        fixed("type", "server_error"),
+        Field("code", TEXT, attr="fault", example="inference_error"),
+        Field("message", TEXT, attr="text", doc="The reason, for people."),
         doc="Why the transcription failed.",
     ),
     tag={"type": f"{TRANSCRIPTION}.failed"},
@@ -399,7 +378,7 @@ ITEMS: Final = {
 
 def _response(table: Table, kind: str) -> Table:
     row = Field("response", one(table), attr="reply")
-    return Table(ReplyState, EVENT_ID, row, tag={"type": f"response.{kind}"})
+    return Table(oa.ReplyState, EVENT_ID, row, tag={"type": f"response.{kind}"})
 
 
 BEGAN: Final = _response(_BEGUN, "created")
@@ -414,7 +393,7 @@ ERROR_CODES: Final = (
 _LIMITS: Final = items(
     one(
         Table(
-            RateLimit,
+            oa.RateLimit,
             Field("name", choice(("requests", "tokens"))),
             Field("limit", INTEGER),
             Field("remaining", INTEGER),
@@ -425,10 +404,10 @@ _LIMITS: Final = items(
 )
 
 
-def _wait(queued: Queued) -> tuple[RateLimit]:
+def _wait(queued: Queued) -> tuple[oa.RateLimit]:
     place = queued.place
     limit, wait_s = place.queue_length, place.estimated_wait_s
-    return (RateLimit(name="requests", limit=limit, remaining=0, reset_s=wait_s),)
+    return (oa.RateLimit(name="requests", limit=limit, remaining=0, reset_s=wait_s),)
 
 
 WAITS: Final = Table(
@@ -446,18 +425,19 @@ WAITS: Final = Table(
 )
 """The session waits for its slot: all SDKs know this event, and none fails at it."""
 LEFT: Final = Table(
-    RateLimit,
+    oa.RateLimit,
     EVENT_ID,
     Field("rate_limits", _LIMITS, attr="limits", get=lambda left: (left,), doc="The same."),
     tag={"type": WAITS.kind},
     make=lambda values: values["limits"][0],
 )
 CREATED: Final = Table(
-    ConversationCreated,
+    oa.ConversationCreated,
     EVENT_ID,
     Object(
         "conversation",
-        (Field("id", TEXT, example="conv_7b20d9c3a415"), fixed("object", "realtime.conversation")),
+        Field("id", TEXT, example="conv_7b20d9c3a415"),
+        fixed("object", "realtime.conversation"),
         doc="The conversation.",
     ),
     tag={"type": "conversation.created"},
@@ -469,17 +449,19 @@ ANSWERS: Final = (
     Table(
         Created,
         EVENT_ID,
-        SESSION,
+        requests.SESSION,
         tag={"type": "session.created"},
         lacks={"session_id": "", "prompt_length": 0, "recording": "off"},
     ),
-    Table(Configured, EVENT_ID, SESSION, tag={"type": "session.updated"}),
+    Table(oa.Configured, EVENT_ID, requests.SESSION, tag={"type": "session.updated"}),
     *INPUTS.values(),
     FAILED,
     *ITEMS.values(),
-    Table(ItemDeleted, EVENT_ID, Field("item_id", TEXT), tag={"type": "conversation.item.deleted"}),
     Table(
-        ItemTruncated,
+        oa.ItemDeleted, EVENT_ID, Field("item_id", TEXT), tag={"type": "conversation.item.deleted"}
+    ),
+    Table(
+        oa.ItemTruncated,
         EVENT_ID,
         Field("item_id", TEXT),
         Field("content_index", INTEGER),

@@ -15,7 +15,7 @@ from ...values.messages import ToolCalled
 from ...values.model import ToolCall, ToolResult
 from ...values.openai import Item
 from ..codec import Fields, Reading, Value, as_object
-from ..kinds import INTEGER, SAID, TEXT, Kind, text
+from ..kinds import INTEGER, TEXT, USER_TEXT, Kind, text
 from ..table import Field, Object, Table, Variants, computed, fixed
 
 CALLED: Final = "Functions that the client runs; called if the model can."
@@ -27,7 +27,7 @@ OUTPUT: Final = "function_call_output"
 
 def result_rows(at: str = "") -> tuple[Field, Field]:
     """The rows of what a tool returned, whose attributes are at a place in the value."""
-    call_id, output = text(CALL_ID_CHARS_MAX, 1), text(INPUT_CHARS_MAX, holds=SAID)
+    call_id, output = text(CALL_ID_CHARS_MAX, 1), text(INPUT_CHARS_MAX, holds=USER_TEXT)
     doc = "What the tool returned; the model gets it with the next second."
     return (
         Field(
@@ -134,12 +134,10 @@ EVENTS: Final = tuple(map(_event, range(6)))
 DELEGATION: Final = (
     Object(
         "delegation",
-        (
-            _named("id", "dlg", "The delegation."),
-            fixed("type", "delegation"),
-            fixed("target", "responses"),
-            _named("response_id", "resp", "The response that is the call."),
-        ),
+        _named("id", "dlg", "The delegation."),
+        fixed("type", "delegation"),
+        fixed("target", "responses"),
+        _named("response_id", "resp", "The response that is the call."),
         doc="What is delegated: a call of a tool.",
     ),
     computed(

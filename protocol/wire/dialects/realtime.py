@@ -30,8 +30,8 @@ from ...values.modes import Mode
 from ...values.openai import CancelResponse
 from ...values.requests import Append, Ask, ClientMessage, Init, Request
 from ..codec import Fields, Reading, as_object
-from ..kinds import FLAG, INTEGER, SPEECH, TEXT, VOICE, Kind, heard, word_of
-from ..table import Field, Object, Row, Rule, Table
+from ..kinds import FLAG, INTEGER, SPEECH, TEXT, VOICE, Kind, input_sound, word_of
+from ..table import Field, Object, Row, Rule, Table, optional
 from . import chat, shared
 from .base import Context, Dialect, Json
 
@@ -63,30 +63,26 @@ _INIT: Final = Table(
     Init,
     Object(
         "payload",
-        (
-            Rule(_voice_is_object),
-            shared.config("config", rank=1),
-            Field("max_slice_nums", shared.SLICES, 1, omit=True, rank=2),
-            Field(
-                "system_prompt",
-                shared.PROMPT,
-                "",
-                attr="instructions",
-                also=("instructions",),
-                omit=True,
-            ),
-            Object(
-                "voice",
-                (
-                    Field("ref_audio_base64", VOICE, None, attr="ref_audio", omit=True),
-                    Field("tts_ref_audio_base64", VOICE, None, attr="tts_ref_audio", omit=True),
-                ),
-                omit=True,
-            ),
-            shared.slices_once("config"),
-            chat.DUPLEX_TOOLS_ROW,
-            *shared.ASKED,
+        Rule(_voice_is_object),
+        shared.config("config", rank=1),
+        Field("max_slice_nums", shared.SLICES, 1, omit=True, rank=2),
+        Field(
+            "system_prompt",
+            shared.PROMPT,
+            "",
+            attr="instructions",
+            also=("instructions",),
+            omit=True,
         ),
+        Object(
+            "voice",
+            optional("ref_audio_base64", VOICE, attr="ref_audio"),
+            optional("tts_ref_audio_base64", VOICE, attr="tts_ref_audio"),
+            omit=True,
+        ),
+        shared.slices_once("config"),
+        chat.DUPLEX_TOOLS_ROW,
+        *shared.ASKED,
         is_required=True,
     ),
     tag={"type": shared.SESSION_INIT},
@@ -97,12 +93,10 @@ _APPEND: Final = Table(
     Append,
     Object(
         "input",
-        (
-            Field("audio", heard(1), attr="pcm"),
-            shared.frames("video_frames"),
-            shared.FORCE_LISTEN,
-            shared.APPEND_SLICES,
-        ),
+        Field("audio", input_sound(1), attr="pcm"),
+        shared.frames("video_frames"),
+        shared.FORCE_LISTEN,
+        shared.APPEND_SLICES,
         is_required=True,
         rank=1,
     ),
@@ -141,7 +135,7 @@ def _delta(cls: type, kind: str, *rows: Row, **lacks: object) -> Table:
         cls,
         Field("session_id", TEXT),
         *rows,
-        Object("metrics", shared.METRICS, attr="metrics", doc="What the unit took."),
+        Object("metrics", *shared.METRICS, attr="metrics", doc="What the unit took."),
         tag={"type": chat.OUTPUT_DELTA, "kind": kind},
         lacks=lacks,
     )

@@ -3,34 +3,41 @@
 On `/v1/realtime` queue events and errors are the same in both (the wire decisions), so a client
 reads them before it has chosen a dialect. `session.close` is the same too, and never refused. The
 legacy dialects share places in the queue, output and metrics, but no type tags: see `legacy`.
+
+Here are also the settings of a duplex session (`config`), and the messages by which a client of any
+dialect comes back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, get_args
 
 import attrs
 
 from ...values import limits
 from ...values import messages as ms
-from ...values.errors import LIVE_ERRORS, TRANSCRIPTION_ERRORS, ErrorCode, error_type
+from ...values.errors import (
+    LIVE_ERRORS,
+    TRANSCRIPTION_ERRORS,
+    ErrorCode,
+    LocalProtocolError,
+    error_type,
+)
 from ...values.model import INPUT_RATE_HZ, DuplexConfig, SlidingWindow
 from ...values.requests import CloseRequest, Played, Request
 from .. import kinds as k
 from ..codec import Reading, Value, invalid
-from ..table import DROPPED, Field, Object, Row, Rule, Table, computed, items
+from ..table import Field, Object, Row, Rule, Table, checked, computed, items, optional
 from .base import Json
 
 SLICES: Final = k.integer(1, limits.SLICES_MAX)
 """A slice count (000, max_slice_nums)."""
 PROMPT: Final = k.text(limits.INSTRUCTIONS_CHARS_MAX, holds=k.PROMPTED)
-INPUT_ID: Final = Field(
-    "input_id", k.text(limits.INPUT_ID_CHARS_MAX, 1, holds=k.NAMED), None, omit=True
-)
+INPUT_ID: Final = optional("input_id", k.text(limits.INPUT_ID_CHARS_MAX, 1, holds=k.NAMED))
 """The client's own name for its input, returned in the answers to it."""
 FORCE_LISTEN: Final = Field("force_listen", k.FLAG, False)
-APPEND_SLICES: Final = Field("max_slice_nums", SLICES, None, omit=True)
+APPEND_SLICES: Final = optional("max_slice_nums", SLICES)
 
 
 def frames(name: str) -> Field:
@@ -58,7 +65,7 @@ def setting(name: str, kind: k.Kind, default: object, **more: Any) -> Field:
 
 def one_value(name: str, kind: k.Kind, why: str = "", **more: Any) -> Field:
     """Make the row of a setting with a single allowed value."""
-    return Field(name, k.because(kind, why) if why else kind, None, attr=DROPPED, **more)
+    return checked(name, k.because(kind, why) if why else kind, **more)
 
 
 SESSION_INIT: Final = "session.init"
@@ -126,6 +133,17 @@ def is_openai_update(body: Json) -> bool:
     return kind == realtime or (kind == transcription and not is_003)
 
 
+def end_word(reasons: Mapping[ms.EndReason, str]) -> Callable[[ms.Closed], str]:
+    """Make the `get` of a session's end; one for which the dialect has no word is never sent."""
+
+    def word(closed: ms.Closed) -> str:
+        if closed.reason not in reasons:
+            raise LocalProtocolError(f"no session.closed for {closed.reason}: it is never sent")
+        return reasons[closed.reason]
+
+    return word
+
+
 # -- tables -------------------------------------------------------------------------------------
 
 
@@ -137,7 +155,7 @@ def _closing_words(value: Value, _: Reading) -> str | None:
 
 CLOSE: Final = Table(
     CloseRequest,
-    Field("reason", k.Kind(read=_closing_words, schema={}, holds=k.SAID), None, omit=True),
+    optional("reason", k.Kind(read=_closing_words, schema={}, holds=k.USER_TEXT)),
     tag={"type": SESSION_CLOSE},
 )
 """`session.close`: it is honoured in every state, so nothing in it is refused."""
@@ -188,16 +206,14 @@ COMMON: Final = (
         ms.ErrorReport,
         Object(
             "error",
-            (
-                Field("code", k.choice(ERROR_CODES)),
-                Field("message", k.TEXT),
-                computed(
-                    "type",
-                    k.choice(ERROR_TYPES),
-                    lambda report: error_type(report.code),
-                    is_read=False,
-                    doc="Whose mistake it is.",
-                ),
+            Field("code", k.choice(ERROR_CODES)),
+            Field("message", k.TEXT),
+            computed(
+                "type",
+                k.choice(ERROR_TYPES),
+                lambda report: error_type(report.code),
+                is_read=False,
+                doc="Whose mistake it is.",
             ),
             is_required=True,
         ),
@@ -272,7 +288,7 @@ CONFIG: Final[tuple[Row, ...]] = (
 
 def config(name: str, **more: Any) -> Object:
     """Make the row of the object that holds the inference settings."""
-    return Object(name, CONFIG, attr="config", closed=True, omit=True, **more)
+    return Object(name, *CONFIG, attr="config", closed=True, omit=True, **more)
 
 
 def slices_once(name: str) -> Rule:

@@ -130,7 +130,7 @@ def _done(kind: str) -> Table:
     )
     counts = (Field("prompt_tokens", INTEGER, 0), Field("completion_tokens", INTEGER, 0), total)
     return Table(
-        ms.TranscriptDone, Field("text", TEXT), Object("usage", counts), tag={"type": kind}
+        ms.TranscriptDone, Field("text", TEXT), Object("usage", *counts), tag={"type": kind}
     )
 
 

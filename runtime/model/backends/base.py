@@ -19,23 +19,7 @@ from typing import ClassVar, Final, Literal, Protocol, TypeVar, runtime_checkabl
 
 import attrs
 
-from protocol.values.model import (
-    Chunk,
-    ChunkResult,
-    Cut,
-    Finalized,
-    Opened,
-    Opening,
-    PastUnit,
-    Prefill,
-    Silent,
-    SlidingWindow,
-    Turn,
-    TurnChunk,
-    TurnResult,
-    Unit,
-    UnitResult,
-)
+from protocol.values import model as md
 
 OPEN_TRIES: Final = 3
 """A remote that restarts, or still frees its last session, accepts at the second or third try."""
@@ -94,7 +78,7 @@ class BackendInfo:
     modes: tuple[str, ...]
     slots: int
     context_limit: int
-    sliding_windows: tuple[SlidingWindow, ...]
+    sliding_windows: tuple[md.SlidingWindow, ...]
     can_rollback: bool
     deterministic: bool
     fingerprint: Mapping[str, str]
@@ -106,13 +90,13 @@ class BackendInfo:
     duplex_tools: bool = False
 
 
-def require_tools(info: BackendInfo, turn: Turn) -> None:
+def require_tools(info: BackendInfo, turn: md.Turn) -> None:
     """Refuse a turn with tools that the model does not have (`BackendRefused`)."""
     if turn.has_tools and not info.tools:
         raise BackendRefused("tools: this server's model has none")
 
 
-Piece = Prefill | TurnChunk
+Piece = md.Prefill | md.TurnChunk
 """The progress of a turn: its prefill, then the pieces of its answer."""
 Emit = Callable[[Piece], None]
 Call_contra = TypeVar("Call_contra", contravariant=True)
@@ -126,7 +110,7 @@ def ignore(_: Piece) -> None:
 class ModelSession(Protocol[Call_contra, Result_co]):
     """What a backend holds on a slot, and the calls on it: units, one chat turn, or chunks."""
 
-    async def run(self, call: Call_contra, /, cut: Cut | None = None) -> Result_co:
+    async def run(self, call: Call_contra, /, cut: md.Cut | None = None) -> Result_co:
         """Compute a unit, the turn, or the utterance's next chunk; chunk 0 begins an utterance.
 
         It stops at `cut`, or where it is interrupted; the result says where.
@@ -145,7 +129,7 @@ class ModelSession(Protocol[Call_contra, Result_co]):
         ...
 
 
-class TurnSession(ModelSession[Turn, TurnResult], Protocol):
+class TurnSession(ModelSession[md.Turn, md.TurnResult], Protocol):
     """One chat turn on a backend.
 
     If interrupted before the answer, `run` raises at its next step. Else the answer ends
@@ -158,8 +142,8 @@ class TurnSession(ModelSession[Turn, TurnResult], Protocol):
     """
 
     async def run(
-        self, call: Turn, /, cut: Cut | None = None, *, emit: Emit = ignore
-    ) -> TurnResult:
+        self, call: md.Turn, /, cut: md.Cut | None = None, *, emit: Emit = ignore
+    ) -> md.TurnResult:
         """Feed the conversation, then answer; `cut` is the token before which it stops.
 
         `emit` gets the progress in order, in the event loop, and never blocks; the texts of all
@@ -172,15 +156,15 @@ class TurnSession(ModelSession[Turn, TurnResult], Protocol):
         ...
 
 
-TranscriptSession = ModelSession[Chunk, ChunkResult]
+TranscriptSession = ModelSession[md.Chunk, md.ChunkResult]
 """One transcription on a backend, by utterance and chunk."""
 
 
-class BackendSession(ModelSession[Unit, UnitResult], Protocol):
+class BackendSession(ModelSession[md.Unit, md.UnitResult], Protocol):
     """One session's state on a backend: its caches, carries, RNG counters and history."""
 
     @property
-    def opened(self) -> Opened:
+    def opened(self) -> md.Opened:
         """The result of opening."""
         ...
 
@@ -192,7 +176,7 @@ class BackendSession(ModelSession[Unit, UnitResult], Protocol):
         """
         ...
 
-    async def finalize(self, index: int, *, interrupted: bool) -> Finalized:
+    async def finalize(self, index: int, *, interrupted: bool) -> md.Finalized:
         """Feed the terminator and `</unit>` of the last unit, then slide the window.
 
         If `interrupted`, the answer was withheld, so the terminator is `chunk_eos` (B6). After a
@@ -217,7 +201,7 @@ class Backend(Protocol):
         """Its metadata; constant while it runs, except `speaks`."""
         ...
 
-    async def open(self, opening: Opening, *, slot: int) -> BackendSession:
+    async def open(self, opening: md.Opening, *, slot: int) -> BackendSession:
         """Open a session on `slot` (0 to `info.slots` - 1) and prefill its prompt.
 
         Raises:
@@ -233,7 +217,7 @@ class Backend(Protocol):
 class Rebuilds(Protocol):
     """A `BackendSession` that can be brought to the state of another one's past."""
 
-    async def rebuild(self, past: Sequence[PastUnit], *, exact: bool) -> Finalized:
+    async def rebuild(self, past: Sequence[md.PastUnit], *, exact: bool) -> md.Finalized:
         """Feed 1 to `PAST_UNITS_MAX` done units with their finalize; return the last one's.
 
         They follow the units fed so far, without failed ones. Recorded decisions are forced.
@@ -314,7 +298,7 @@ class Forced:
     codec_ids: tuple[int, ...]
 
     @classmethod
-    def of(cls, result: UnitResult) -> Forced:
+    def of(cls, result: md.UnitResult) -> Forced:
         """Take a recorded result's decisions."""
         return cls(decided_ids=result.decided_ids, codec_ids=result.codec_ids)
 
@@ -371,7 +355,7 @@ class ForcedResult:
     `leaning` is None if the unit was not free to decide, or the model has no logits.
     """
 
-    result: UnitResult
+    result: md.UnitResult
     choices: tuple[Choice, ...]
     leaning: Leaning | None = None
 
@@ -380,7 +364,9 @@ class ForcedResult:
 class Forces(Protocol):
     """A `BackendSession` with forced decoding."""
 
-    async def run_forced(self, unit: Unit, forced: Forced, cut: Cut | None = None) -> ForcedResult:
+    async def run_forced(
+        self, unit: md.Unit, forced: Forced, cut: md.Cut | None = None
+    ) -> ForcedResult:
         """Prefill and generate one unit as it was recorded; see `ModelSession.run`.
 
         `BackendError` if it failed, or the model lacks an id.
@@ -393,8 +379,8 @@ class CallsTools(Protocol):
     """A `BackendSession` whose units have a silent part; its `info.duplex_tools` is true."""
 
     async def finalize_again(
-        self, index: int, *, interrupted: bool, silent: Silent | None, forced: bool
-    ) -> Finalized:
+        self, index: int, *, interrupted: bool, silent: md.Silent | None, forced: bool
+    ) -> md.Finalized:
         """Finalize a unit whose silent part was recorded, which is cut where that was cut.
 
         `silent`: None: the worker was lost before it was done; nothing is decided, and what is open
@@ -403,7 +389,7 @@ class CallsTools(Protocol):
         ...
 
 
-def require_recorded(recorded: UnitResult, made: ForcedResult, names: Sequence[str]) -> None:
+def require_recorded(recorded: md.UnitResult, made: ForcedResult, names: Sequence[str]) -> None:
     """Require the model's own decisions, and these fields of its result, to be the recorded ones.
 
     `BackendError` names the first that differs.

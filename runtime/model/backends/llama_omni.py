@@ -55,48 +55,14 @@ import anyio
 import attrs
 import orjson
 
+from protocol.values import model as md
 from protocol.values.digest import digest
 from protocol.values.errors import LocalProtocolError
 from protocol.values.limits import TURN_WAIT_S
-from protocol.values.model import (
-    OUTPUT_RATE_HZ,
-    SAMPLE_BYTES,
-    Cut,
-    Finalized,
-    Opened,
-    Opening,
-    Prefill,
-    StopReason,
-    Turn,
-    TurnChunk,
-    TurnResult,
-    Unit,
-    UnitResult,
-)
 
+from . import llama_omni_wire as wire
 from .base import OPEN_PAUSE_S, OPEN_TRIES, BackendError, BackendGone, BackendInfo, Emit, ignore
 from .llama_omni_link import OK, Address, Channel, Pong, gone, naming_server, request
-from .llama_omni_wire import (
-    ANSWER_CHARS_MAX,
-    FULL_DUPLEX,
-    TEXT_CHARS_MAX,
-    TURN_BASED,
-    US_PER_S,
-    Audio,
-    Closed,
-    Created,
-    Done,
-    Listen,
-    Metrics,
-    RemoteEvent,
-    Text,
-    append_message,
-    chat_init_message,
-    init_message,
-    question_message,
-    read_event,
-    refuse_what_it_lacks,
-)
 
 OPEN_WAIT_S: Final = 6.0
 """With connecting and closing below `CLEANUP_WAIT_S`: an opening that hangs fails before its
@@ -154,7 +120,7 @@ class LlamaOmniBackend:
         if held is not None:
             await held.release()
 
-    async def open(self, opening: Opening, *, slot: int) -> LlamaOmniSession:
+    async def open(self, opening: md.Opening, *, slot: int) -> LlamaOmniSession:
         """Open a session; on failure or cancellation, release it on the server."""
         self._check(slot)
         with naming_server(self._address):
@@ -185,7 +151,7 @@ class LlamaOmniSession:
     """One session on the server (B8), over an open, unused `channel`, which it closes."""
 
     def __init__(self, address: Address, channel: Channel) -> None:
-        self.opened = Opened(prompt_length=0)
+        self.opened = md.Opened(prompt_length=0)
         self.is_released = False
         self._address = address
         self._channel = channel
@@ -193,20 +159,20 @@ class LlamaOmniSession:
         self._interrupted_index: int | None = None
         self._over: str | None = None
 
-    async def begin(self, opening: Opening) -> None:
+    async def begin(self, opening: md.Opening) -> None:
         """Send `session.init` and wait for `session.created`, for at most `OPEN_WAIT_S`.
 
         `BackendGone`: the server refuses; without a message if it is busy. `BackendError`: any
         other answer, or none in time.
         """
         with anyio.move_on_after(OPEN_WAIT_S) as patience:
-            created = await self._channel.begin(init_message(opening), FULL_DUPLEX)
+            created = await self._channel.begin(wire.init_message(opening), wire.FULL_DUPLEX)
         if patience.cancelled_caught:
             raise BackendGone(f"expected session.created in {OPEN_WAIT_S:g} s, got none")
-        self.opened = Opened(prompt_length=created.metrics.kv_length or 0)
+        self.opened = md.Opened(prompt_length=created.metrics.kv_length or 0)
         self._answers = Answers(self.opened.prompt_length)
 
-    async def run(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
+    async def run(self, unit: md.Unit, cut: md.Cut | None = None) -> md.UnitResult:
         """Send one append and collect its answer.
 
         `BackendGone`: the session is lost. `BackendError`: it failed, or the server deviates from
@@ -217,14 +183,14 @@ class LlamaOmniSession:
         started_s = anyio.current_time()
         with self._ending_unless_it_ends(unit.index):
             for frame in self._channel.receive_waiting():
-                self._answers.take_unasked(read_event(frame))
+                self._answers.take_unasked(wire.read_event(frame))
             self._answers.begin()
             with anyio.move_on_after(UNIT_WAIT_S) as patience:
-                await self._channel.send(append_message(unit))
+                await self._channel.send(wire.append_message(unit))
                 await self._gather(unit.index)
             if patience.cancelled_caught:
                 raise BackendGone(f"expected an answer in {UNIT_WAIT_S:g} s, got none that ends")
-            wall_us = round((anyio.current_time() - started_s) * US_PER_S)
+            wall_us = round((anyio.current_time() - started_s) * wire.US_PER_S)
             interrupted = self._interrupted_index == unit.index
             return self._answers.finish(unit, interrupted=interrupted, wall_us=wall_us)
 
@@ -232,10 +198,10 @@ class LlamaOmniSession:
         """Drop the rest of unit `index`'s speech; the server cannot be stopped in it."""
         self._interrupted_index = index
 
-    async def finalize(self, index: int, *, interrupted: bool) -> Finalized:  # noqa: ARG002
+    async def finalize(self, index: int, *, interrupted: bool) -> md.Finalized:  # noqa: ARG002
         """Do nothing: the server finalizes before it takes the next unit."""
         await anyio.lowlevel.checkpoint()
-        return Finalized(index=index, kv_length=self._answers.kv_length)
+        return md.Finalized(index=index, kv_length=self._answers.kv_length)
 
     async def rollback(self, index: int) -> None:
         """Raise `BackendError`: the protocol has no undo."""
@@ -265,7 +231,7 @@ class LlamaOmniSession:
                 if frame.payload == mark:
                     self._answers.take_silence()
                     return
-            elif frame is not None and self._answers.take(read_event(frame)):
+            elif frame is not None and self._answers.take(wire.read_event(frame)):
                 return
 
     @contextmanager
@@ -294,7 +260,7 @@ def _status_of(body: bytes) -> str | None:
 
 # -- the answers of units -----------------------------------------------------------------------
 
-SECOND_BYTES: Final = OUTPUT_RATE_HZ * SAMPLE_BYTES
+SECOND_BYTES: Final = md.OUTPUT_RATE_HZ * md.SAMPLE_BYTES
 VOICE_BYTES_MAX: Final = 60 * SECOND_BYTES
 """Sound waiting to be played: a turn of a minute, generated as fast as the server can."""
 
@@ -310,15 +276,15 @@ class Answers:
         self._listened_id: str | None = None
         self.begin()
 
-    def take_unasked(self, event: RemoteEvent) -> None:
+    def take_unasked(self, event: wire.RemoteEvent) -> None:
         """Take an event between units: late sound, or the trailing events of a listen.
 
         `BackendGone`: the server has ended the session; `BackendError`: it is an unrequested
         answer.
         """
-        if isinstance(event, Audio):
-            self._hear(event)
-        elif isinstance(event, Closed):
+        if isinstance(event, wire.Audio):
+            self._take_sound(event)
+        elif isinstance(event, wire.Closed):
             raise gone(event)
         elif not self._trails(event):
             raise BackendError(f"expected nothing between units, got {_name(event)}")
@@ -327,9 +293,9 @@ class Answers:
         """Begin a unit, before its append is sent."""
         self._text = ""
         self._is_turn_over = False
-        self._metrics = Metrics()
+        self._metrics = wire.Metrics()
 
-    def take(self, event: RemoteEvent) -> bool:
+    def take(self, event: wire.RemoteEvent) -> bool:
         """Take an event of the unit; return whether it ends the unit's answer.
 
         `BackendGone`: the server has ended the session; `BackendError`: it must not come now, or is
@@ -338,21 +304,21 @@ class Answers:
         if self._trails(event):
             return False
         match event:
-            case Closed():
+            case wire.Closed():
                 raise gone(event)
-            case Created():
+            case wire.Created():
                 raise BackendError("expected an answer, got session.created once more")
-            case Audio():
-                self._hear(event)
-            case Text():
+            case wire.Audio():
+                self._take_sound(event)
+            case wire.Text():
                 self._note(event.metrics)
                 self._is_muted = False
-                self._say(event.text)
-            case Done():
+                self._take_text(event.text)
+            case wire.Done():
                 self._note(event.metrics)
-                self._say("" if self._text else event.text)
+                self._take_text("" if self._text else event.text)
                 return True
-            case Listen():
+            case wire.Listen():
                 self._refuse_second(event)
                 self._note(event.metrics)
                 self._listened_id = event.response_id
@@ -364,7 +330,7 @@ class Answers:
         """Note that the server ended the unit without saying how."""
         self._is_turn_over = not self._text and not self._voice
 
-    def finish(self, unit: Unit, *, interrupted: bool, wall_us: int) -> UnitResult:
+    def finish(self, unit: md.Unit, *, interrupted: bool, wall_us: int) -> md.UnitResult:
         """Make the result of an answered unit; if `interrupted`, its further speech is dropped."""
         text = "" if unit.force_listen else self._text
         pcm = b"" if unit.force_listen else self._play_out(text)
@@ -373,7 +339,7 @@ class Answers:
         self._is_sounding = not is_listen and not is_last and (self._is_sounding or bool(pcm))
         if interrupted or unit.force_listen:
             self._mute()
-        return UnitResult(
+        return md.UnitResult(
             index=unit.index,
             is_listen=is_listen,
             text=text,
@@ -395,7 +361,7 @@ class Answers:
         del self._voice[:SECOND_BYTES]
         return share
 
-    def _hear(self, event: Audio) -> None:
+    def _take_sound(self, event: wire.Audio) -> None:
         self._note_length(event.metrics)
         if self._is_muted:
             return
@@ -404,16 +370,18 @@ class Answers:
             limit_s = VOICE_BYTES_MAX // SECOND_BYTES
             raise BackendError(f"expected at most {limit_s} s of sound to wait, got more")
 
-    def _say(self, text: str) -> None:
+    def _take_text(self, text: str) -> None:
         self._text += text
-        if len(self._text) > TEXT_CHARS_MAX:
-            raise BackendError(f"expected at most {TEXT_CHARS_MAX} characters a unit, got more")
+        if len(self._text) > wire.TEXT_CHARS_MAX:
+            raise BackendError(
+                f"expected at most {wire.TEXT_CHARS_MAX} characters a unit, got more"
+            )
 
-    def _note(self, metrics: Metrics) -> None:
+    def _note(self, metrics: wire.Metrics) -> None:
         self._metrics = metrics
         self._note_length(metrics)
 
-    def _note_length(self, metrics: Metrics) -> None:
+    def _note_length(self, metrics: wire.Metrics) -> None:
         if metrics.kv_length is not None:
             self.kv_length = metrics.kv_length
 
@@ -422,24 +390,24 @@ class Answers:
         self._is_muted = True
         self._is_sounding = False
 
-    def _trails(self, event: RemoteEvent) -> bool:
+    def _trails(self, event: wire.RemoteEvent) -> bool:
         """Whether an event belongs to the response that the last listen ended."""
-        if not isinstance(event, Done | Text) or event.response_id is None:
+        if not isinstance(event, wire.Done | wire.Text) or event.response_id is None:
             return False
         return event.response_id == self._listened_id
 
-    def _refuse_second(self, event: Listen) -> None:
+    def _refuse_second(self, event: wire.Listen) -> None:
         if event.response_id is not None and event.response_id == self._listened_id:
             raise BackendError("expected an answer, got a second listen for the unit before")
 
 
-def _name(event: RemoteEvent) -> str:
+def _name(event: wire.RemoteEvent) -> str:
     match event:
-        case Created():
+        case wire.Created():
             return "session.created"
-        case Done():
+        case wire.Done():
             return "response.done"
-        case Closed():
+        case wire.Closed():
             return "session.closed"
         case _:
             return f"a delta of kind {type(event).__name__.lower()}"
@@ -455,7 +423,7 @@ ANSWER_S_MAX: Final = 1800.0
 """8192 tokens, the maximum of a request, at 5 a second."""
 SPEECH_BYTES_MAX: Final = 1800 * SECOND_BYTES
 """Speech as long as an answer may take."""
-_AnswerEvent = Listen | Text | Audio | Done
+_AnswerEvent = wire.Listen | wire.Text | wire.Audio | wire.Done
 
 
 class LlamaOmniTurn:
@@ -464,7 +432,7 @@ class LlamaOmniTurn:
     def __init__(self, address: Address) -> None:
         self.is_released = False
         self._address = address
-        self._turn: Turn
+        self._turn: md.Turn
         self._channel: Channel | None = None
         self._is_reached = False
         self._awaited = "session.created"
@@ -474,11 +442,13 @@ class LlamaOmniTurn:
         self._chars = self._pieces = self._speech_bytes = 0
         self._kv_length = 0
 
-    async def run(self, turn: Turn, cut: Cut | None = None, *, emit: Emit = ignore) -> TurnResult:
+    async def run(
+        self, turn: md.Turn, cut: md.Cut | None = None, *, emit: Emit = ignore
+    ) -> md.TurnResult:
         """Ask, and emit the answer; `BackendError` for any `cut`."""
         if cut is not None:
             raise BackendError("a remote answer cannot be stopped at a given token")
-        refuse_what_it_lacks(turn)
+        wire.refuse_what_it_lacks(turn)
         self._turn = turn
         return await self._generate(await self._prefill(emit), emit)
 
@@ -488,14 +458,14 @@ class LlamaOmniTurn:
         with self._turn_errors():
             with self._bounded(PREFILL_WAIT_S) as scope:
                 channel = await self._begin()
-                await channel.send(question_message(self._turn))
+                await channel.send(wire.question_message(self._turn))
                 first = await self._receive()
             if self._is_cut:
                 raise BackendError("the turn was cut")
             if scope.cancelled_caught:
                 text = f"expected {self._awaited} in {PREFILL_WAIT_S:g} s, got none"
                 raise BackendError(text)
-        prefill = Prefill(
+        prefill = md.Prefill(
             index=self._turn.index,
             input_tokens=first.metrics.kv_length or 0,
             input_hash=digest(self._turn.messages),
@@ -504,12 +474,12 @@ class LlamaOmniTurn:
         emit(prefill)
         return first
 
-    async def _generate(self, event: _AnswerEvent, emit: Emit) -> TurnResult:
+    async def _generate(self, event: _AnswerEvent, emit: Emit) -> md.TurnResult:
         """Emit the answer, from its first event, for at most `ANSWER_S_MAX`."""
         began_s, done = anyio.current_time(), None
         with self._turn_errors():
             with self._bounded(ANSWER_S_MAX) as scope:
-                while not isinstance(event, Done):
+                while not isinstance(event, wire.Done):
                     self._take(event, emit)
                     event = await self._receive_piece()
                 self._finish(event, emit)
@@ -565,7 +535,7 @@ class LlamaOmniTurn:
             try:
                 self._channel = await Channel.connect(self._address)
                 self._is_reached = True
-                await self._channel.begin(chat_init_message(self._turn), TURN_BASED)
+                await self._channel.begin(wire.chat_init_message(self._turn), wire.TURN_BASED)
             except BackendGone:
                 await self._let_go()
                 tries += 1
@@ -589,9 +559,9 @@ class LlamaOmniTurn:
         """
         assert self._channel is not None
         event = await self._channel.receive_event()
-        if isinstance(event, Closed):
+        if isinstance(event, wire.Closed):
             raise gone(event)
-        if isinstance(event, Created):
+        if isinstance(event, wire.Created):
             raise BackendError("expected an answer, got session.created once more")
         return event
 
@@ -600,16 +570,16 @@ class LlamaOmniTurn:
         with anyio.move_on_after(PIECE_WAIT_S) as patience:
             while True:
                 event = await self._receive()
-                if isinstance(event, Done) or self._is_piece(event):
+                if isinstance(event, wire.Done) or self._is_piece(event):
                     return event
         assert patience.cancelled_caught
         raise BackendError(f"expected more of an answer in {PIECE_WAIT_S:g} s, got none")
 
     def _is_piece(self, event: _AnswerEvent) -> bool:
         match event:
-            case Text(text=text):
+            case wire.Text(text=text):
                 return bool(text)
-            case Audio(pcm=pcm):
+            case wire.Audio(pcm=pcm):
                 return bool(pcm) and self._turn.speech is not None
         return False
 
@@ -618,34 +588,34 @@ class LlamaOmniTurn:
         self._kv_length = event.metrics.kv_length or self._kv_length
         if not self._is_piece(event):
             return
-        text = event.text if isinstance(event, Text) else ""
-        pcm = event.pcm if isinstance(event, Audio) else b""
+        text = event.text if isinstance(event, wire.Text) else ""
+        pcm = event.pcm if isinstance(event, wire.Audio) else b""
         self._chars += len(text)
         self._speech_bytes += len(pcm)
-        if self._chars > ANSWER_CHARS_MAX:
-            text = f"expected at most {ANSWER_CHARS_MAX} characters of answer, got more"
+        if self._chars > wire.ANSWER_CHARS_MAX:
+            text = f"expected at most {wire.ANSWER_CHARS_MAX} characters of answer, got more"
             raise BackendError(text)
         if self._speech_bytes > SPEECH_BYTES_MAX:
             limit_s = SPEECH_BYTES_MAX // SECOND_BYTES
             raise BackendError(f"expected at most {limit_s} s of speech, got more")
         self._texts.append(text)
-        emit(TurnChunk(index=self._turn.index, step=self._pieces, text=text, pcm=pcm))
+        emit(md.TurnChunk(index=self._turn.index, step=self._pieces, text=text, pcm=pcm))
         self._pieces += 1
 
-    def _finish(self, done: Done, emit: Emit) -> None:
+    def _finish(self, done: wire.Done, emit: Emit) -> None:
         """Take the end, whose text is the whole answer, new if nothing came before."""
-        self._take(Text(text="" if self._chars else done.text, metrics=done.metrics), emit)
+        self._take(wire.Text(text="" if self._chars else done.text, metrics=done.metrics), emit)
 
-    def _result(self, done: Done | None, wall_us: int) -> TurnResult:
+    def _result(self, done: wire.Done | None, wall_us: int) -> md.TurnResult:
         """Make the result of the answer; None: it was cut."""
-        metrics = Metrics() if done is None else done.metrics
+        metrics = wire.Metrics() if done is None else done.metrics
         tokens = self._pieces if metrics.tokens is None else metrics.tokens
-        reason: StopReason = "turn_end"
+        reason: md.StopReason = "turn_end"
         if done is None:
             reason = "interrupted"
         elif done.reason == "length":
             reason = "length"
-        return TurnResult(
+        return md.TurnResult(
             index=self._turn.index,
             text="".join(self._texts),
             reason=reason,
@@ -657,4 +627,4 @@ class LlamaOmniTurn:
 
 
 def _us_since(began_s: float) -> int:
-    return round((anyio.current_time() - began_s) * US_PER_S)
+    return round((anyio.current_time() - began_s) * wire.US_PER_S)

@@ -19,22 +19,8 @@ from typing import Final, Literal
 
 import attrs
 
+from protocol.values import model as md
 from protocol.values.errors import ProtocolError
-from protocol.values.model import (
-    ChatConfig,
-    Content,
-    Costs,
-    DuplexConfig,
-    Message,
-    Opening,
-    Picture,
-    Sound,
-    ToolCall,
-    ToolResult,
-    Turn,
-    Unit,
-)
-from protocol.values.model import Text as TurnText
 from protocol.wire.codec import Fields, Value, dump_frame, encode_base64, parse_frame
 from protocol.wire.kinds import SPEECH, TEXT, choice, integer, number, text
 from protocol.wire.table import Field, Object, Table
@@ -86,9 +72,9 @@ class Metrics:
     vision_slices: int = 0
     vision_tokens: int = 0
 
-    def costs(self, *, wall_us: int) -> Costs:
+    def costs(self, *, wall_us: int) -> md.Costs:
         """The server's costs, and our time for the whole."""
-        return Costs(
+        return md.Costs(
             prefill_us=self.prefill_us,
             generate_us=self.generate_us,
             llm_us=self.llm_us,
@@ -155,7 +141,7 @@ RemoteEvent = Created | Listen | Text | Audio | Done | Closed
 # -- up -----------------------------------------------------------------------------------------
 
 
-def init_message(opening: Opening) -> str:
+def init_message(opening: md.Opening) -> str:
     """Encode `session.init`; empty fields are omitted, so that the server's defaults apply."""
     voice = {"ref_audio": opening.voice.llm_pcm, "tts_ref_audio": opening.voice.tts_pcm}
     payload: dict[str, object] = {"mode": FULL_DUPLEX, "use_tts": opening.config.generate_audio}
@@ -167,7 +153,7 @@ def init_message(opening: Opening) -> str:
     return dump_frame({"type": "session.init", "payload": payload})
 
 
-def append_message(unit: Unit) -> str:
+def append_message(unit: md.Unit) -> str:
     """Encode `input.append`; the server uses only the first frame, so no other is sent."""
     body: dict[str, object] = {"audio": encode_base64(unit.pcm)}
     if unit.frames:
@@ -177,7 +163,7 @@ def append_message(unit: Unit) -> str:
     return dump_frame({"type": "input.append", "input": body})
 
 
-def _config(config: DuplexConfig) -> dict[str, object]:
+def _config(config: md.DuplexConfig) -> dict[str, object]:
     return {name: getattr(config, name) for name in CONFIG_FIELDS}
 
 
@@ -224,17 +210,15 @@ _PCM: Final = attrs.evolve(
 _ID: Final = text(ID_CHARS_MAX, 1)
 _METRICS: Final = Object(
     "metrics",
-    (
-        Field("prefill_ms", _US, 0, attr="prefill_us"),
-        Field("generate_ms", _US, 0, attr="generate_us"),
-        Field("cost_llm_ms", _US, 0, attr="llm_us"),
-        Field("cost_tts_ms", _US, 0, attr="tts_us"),
-        Field("cost_token2wav_ms", _US, 0, attr="token2wav_us"),
-        Field("kv_cache_length", _COUNT, None, attr="kv_length"),
-        Field("n_tokens", _COUNT, None, attr="tokens"),
-        Field("vision_slices", _COUNT, 0),
-        Field("vision_tokens", _COUNT, 0),
-    ),
+    Field("prefill_ms", _US, 0, attr="prefill_us"),
+    Field("generate_ms", _US, 0, attr="generate_us"),
+    Field("cost_llm_ms", _US, 0, attr="llm_us"),
+    Field("cost_tts_ms", _US, 0, attr="tts_us"),
+    Field("cost_token2wav_ms", _US, 0, attr="token2wav_us"),
+    Field("kv_cache_length", _COUNT, None, attr="kv_length"),
+    Field("n_tokens", _COUNT, None, attr="tokens"),
+    Field("vision_slices", _COUNT, 0),
+    Field("vision_tokens", _COUNT, 0),
     attr="metrics",
 )
 _ANSWER: Final = (Field("response_id", _ID, None), _METRICS)
@@ -268,10 +252,10 @@ PART_BYTES_MAX: Final = 128
 SETTINGS: Final = 8
 SPEECH_MODES: Final = ("default", "audio_assistant")
 """The server puts one system message before its speech, which is that of these modes."""
-_DEFAULT: Final = ChatConfig()
+_DEFAULT: Final = md.ChatConfig()
 
 
-def refuse_what_it_lacks(turn: Turn) -> None:
+def refuse_what_it_lacks(turn: md.Turn) -> None:
     """Refuse a turn with a setting or content that the server would ignore (`BackendRefused`)."""
     config, speech = turn.config, turn.speech
     last = turn.messages[-1].content
@@ -283,8 +267,8 @@ def refuse_what_it_lacks(turn: Turn) -> None:
         "tools": turn.has_tools,
         "use_tts_template without tts": turn.tts_template and speech is None,
         f"tts.mode: {speech.mode}" if speech else "": speech and speech.mode not in SPEECH_MODES,
-        "more than one picture in a question": _count(last, Picture) > 1,
-        "more than one sound in a question": _count(last, Sound) > 1,
+        "more than one picture in a question": _count(last, md.Picture) > 1,
+        "more than one sound in a question": _count(last, md.Sound) > 1,
     }
     for name, is_asked in lacks.items():
         if is_asked:
@@ -295,11 +279,11 @@ def refuse_what_it_lacks(turn: Turn) -> None:
         raise BackendRefused(text)
 
 
-def _count(contents: tuple[Content, ...], kind: type[Content]) -> int:
+def _count(contents: tuple[md.Content, ...], kind: type[md.Content]) -> int:
     return sum(isinstance(part, kind) for part in contents)
 
 
-def _bytes_at_most(turn: Turn) -> int:
+def _bytes_at_most(turn: md.Turn) -> int:
     """Upper bound of a turn's append, in bytes."""
     voice = b"" if turn.speech is None else turn.speech.voice_pcm
     size = SETTINGS * PART_BYTES_MAX + _base64_bytes(voice)
@@ -308,9 +292,9 @@ def _bytes_at_most(turn: Turn) -> int:
         for part in message.content:
             size += PART_BYTES_MAX
             match part:
-                case TurnText(text=text) | ToolCall(arguments=text) | ToolResult(output=text):
+                case md.Text(text=text) | md.ToolCall(arguments=text) | md.ToolResult(output=text):
                     size += CHARACTER_BYTES_MAX * len(text)
-                case Picture(jpeg=data) | Sound(pcm=data):
+                case md.Picture(jpeg=data) | md.Sound(pcm=data):
                     size += _base64_bytes(data)
     return size
 
@@ -319,7 +303,7 @@ def _base64_bytes(data: bytes) -> int:
     return -(-len(data) // 3) * 4
 
 
-def chat_init_message(turn: Turn) -> str:
+def chat_init_message(turn: md.Turn) -> str:
     """Encode the `session.init` of a turn: sampling and voice."""
     config = turn.config
     payload: dict[str, object] = {"mode": TURN_BASED, "use_tts": turn.speech is not None}
@@ -329,7 +313,7 @@ def chat_init_message(turn: Turn) -> str:
     return dump_frame({"type": "session.init", "payload": payload | {"config": sampling}})
 
 
-def question_message(turn: Turn) -> str:
+def question_message(turn: md.Turn) -> str:
     """Encode the `input.append` of a turn; servers differ in where they look for the voice."""
     config, speech = turn.config, turn.speech
     voice = encode_base64(speech.voice_pcm) if speech is not None and speech.voice_pcm else None
@@ -347,17 +331,17 @@ def question_message(turn: Turn) -> str:
     return dump_frame({"type": "input.append", "input": body})
 
 
-def _message_fields(message: Message) -> dict[str, object]:
+def _message_fields(message: md.Message) -> dict[str, object]:
     return {"role": message.role, "content": [_part_fields(part) for part in message.content]}
 
 
-def _part_fields(part: Content) -> dict[str, str]:
+def _part_fields(part: md.Content) -> dict[str, str]:
     match part:
-        case TurnText(text=text):
+        case md.Text(text=text):
             return {"type": "text", "text": text}
-        case Picture(jpeg=jpeg):
+        case md.Picture(jpeg=jpeg):
             return {"type": "image", "data": encode_base64(jpeg)}
-        case Sound(pcm=pcm):
+        case md.Sound(pcm=pcm):
             return {"type": "audio", "data": encode_base64(pcm)}
-        case ToolCall() | ToolResult():
+        case md.ToolCall() | md.ToolResult():
             raise BackendRefused("tools: this server's model cannot do that")

@@ -30,17 +30,8 @@ from typing import Any, Final
 import anyio
 import numpy as np
 
+from protocol.values import model as md
 from protocol.values.limits import MS_PER_S
-from protocol.values.model import (
-    INPUT_RATE_HZ,
-    SAMPLE_BYTES,
-    UNIT_BYTES,
-    Chunk,
-    ChunkResult,
-    Costs,
-    Cut,
-    Opening,
-)
 
 from .base import BackendError, BackendInfo, BackendRefused, BackendSession
 
@@ -116,7 +107,7 @@ class Moonshine:
         """Whether a reading is in progress."""
         return self._limiter.borrowed_tokens > 0
 
-    async def open(self, opening: Opening, *, slot: int) -> BackendSession:  # noqa: ARG002
+    async def open(self, opening: md.Opening, *, slot: int) -> BackendSession:  # noqa: ARG002
         """Refuse: it transcribes, and does not answer."""
         raise BackendRefused("moonshine transcribes only")
 
@@ -142,7 +133,7 @@ class Moonshine:
             self._handle,
             samples.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),
             len(samples),
-            INPUT_RATE_HZ,
+            md.INPUT_RATE_HZ,
             0,
             ctypes.byref(found),
         )
@@ -166,7 +157,7 @@ class MoonshineTranscript:
         self._due_s = 1
         self._begin(b"")
 
-    async def run(self, call: Chunk, /, cut: Cut | None = None) -> ChunkResult:  # noqa: ARG002
+    async def run(self, call: md.Chunk, /, cut: md.Cut | None = None) -> md.ChunkResult:  # noqa: ARG002
         """Take a second of sound, and give the words that are settled."""
         began_ns = time.monotonic_ns()
         if call.index == 0:
@@ -174,7 +165,7 @@ class MoonshineTranscript:
             self._begin(self._rest)
         self._rest = b""
         self._sound += call.pcm
-        size_s = len(self._sound) // UNIT_BYTES
+        size_s = len(self._sound) // md.UNIT_BYTES
         ends = call.is_last or size_s >= SEGMENT_S
         words: list[str] = []
         if ends or (size_s >= self._due_s and not self._owner.is_busy):
@@ -189,7 +180,7 @@ class MoonshineTranscript:
         lead = " " if words and not self._is_first else ""
         self._is_first = self._is_first and not words
         took_us = (time.monotonic_ns() - began_ns) // NS_PER_US
-        return ChunkResult(
+        return md.ChunkResult(
             utterance=call.utterance,
             index=call.index,
             text=lead + text,
@@ -199,7 +190,7 @@ class MoonshineTranscript:
             generated_tokens=len(words),
             kv_length=call.index + 1,
             input_hash=blake2b(call.pcm, digest_size=16).hexdigest(),
-            costs=Costs(generate_us=took_us, wall_us=took_us),
+            costs=md.Costs(generate_us=took_us, wall_us=took_us),
         )
 
     async def release(self) -> None:
@@ -224,16 +215,16 @@ class MoonshineTranscript:
 
     def _cut(self, *, is_last: bool) -> tuple[bytearray, bytearray]:
         """Cut the segment in the quiet; the rest is empty if that is the end of an utterance."""
-        size = INPUT_RATE_HZ * STEP_MS // MS_PER_S
-        steps = min(TAIL_MS // STEP_MS, len(self._sound) // (size * SAMPLE_BYTES))
-        tail = np.frombuffer(self._sound[-steps * size * SAMPLE_BYTES :], "<f4").reshape(
+        size = md.INPUT_RATE_HZ * STEP_MS // MS_PER_S
+        steps = min(TAIL_MS // STEP_MS, len(self._sound) // (size * md.SAMPLE_BYTES))
+        tail = np.frombuffer(self._sound[-steps * size * md.SAMPLE_BYTES :], "<f4").reshape(
             steps, size
         )
         powers = np.square(tail).sum(axis=1)
         width = QUIET_MS // STEP_MS
         windows = np.convolve(powers, np.ones(width), "valid")
         at = int(np.argmin(windows)) + width // 2
-        end = len(self._sound) - (steps - at) * size * SAMPLE_BYTES
+        end = len(self._sound) - (steps - at) * size * md.SAMPLE_BYTES
         follows = not is_last or powers[at:].mean() > LOUDER * windows.min() / width
         return self._sound[:end], self._sound[end:] if follows else bytearray()
 

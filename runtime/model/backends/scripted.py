@@ -20,59 +20,11 @@ from typing import Final, Literal
 import anyio
 import attrs
 
+from protocol.values import model as md
 from protocol.values.digest import digest
-from protocol.values.model import (
-    OUTPUT_RATE_HZ,
-    PAST_UNITS_MAX,
-    SAMPLE_BYTES,
-    UNIT_BYTES,
-    Costs,
-    Cut,
-    Finalized,
-    Opened,
-    Opening,
-    PastUnit,
-    Silent,
-    SilentEnd,
-    SlidingWindow,
-    Span,
-    Tool,
-    Unit,
-    UnitResult,
-)
 
-from .base import (
-    SILENT_STEPS_MIN,
-    BackendError,
-    BackendInfo,
-    Choice,
-    ContextFull,
-    Forced,
-    ForcedResult,
-    require_recorded,
-)
-from .scripted_chat import (
-    CHUNK_EOS_ID,
-    CODE_SAMPLES,
-    FAULTS,
-    LISTEN_ID,
-    SHOWN_CHARS,
-    SPEAK_ID,
-    TOKEN_CHARS,
-    TURN_EOS_ID,
-    UNIT_END_ID,
-    US_PER_S,
-    ChatScript,
-    Fault,
-    HearingScript,
-    Rules,
-    ScriptedTranscript,
-    ScriptedTurn,
-    default_answer,
-    default_hearing,
-    draw,
-    tone,
-)
+from . import base
+from . import scripted_chat as chats
 from .tool_calls import span_of
 
 SLOTS: Final = 4
@@ -80,7 +32,7 @@ SLOTS: Final = 4
 CONTEXT_LIMIT: Final = 8192
 """The model's own, as are the counts below (model.md)."""
 PROMPT_TOKENS_MIN: Final = 10
-VOICE_BYTES_PER_TOKEN: Final = UNIT_BYTES // 10
+VOICE_BYTES_PER_TOKEN: Final = md.UNIT_BYTES // 10
 PREFILL_TOKENS: Final = 11
 FRAME_TOKENS: Final = 64
 """Embeddings of a frame, without its two markers; frames are not sliced here."""
@@ -93,7 +45,7 @@ NO_ACTION_ID: Final = 151_767
 SILENT_EOS_ID: Final = 151_768
 _MARKS: Final = {"call": (151_657, 151_658), "think": (151_667, 151_668), "text": (0, 1)}
 _OPENERS: Final = frozenset(opener for opener, _ in _MARKS.values())
-Token = tuple[int, Span | None]
+Token = tuple[int, md.Span | None]
 """An id, and what it closes."""
 
 
@@ -111,7 +63,7 @@ class Call:
     """A call other than a unit: its duration, and any fault at its end."""
 
     duration_s: float = 0.0
-    fault: Fault | None = None
+    fault: chats.Fault | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -129,37 +81,37 @@ class Step:
     """
 
     speech: Speaks | None = None
-    fault: Fault | None = None
+    fault: chats.Fault | None = None
     prefill_s: float = 0.05
     generate_s: float = 0.02
     steps: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     finalize: Call = Call(duration_s=0.037)
     rollback: Call = Call()
-    silent: tuple[Span, ...] = ()
+    silent: tuple[md.Span, ...] = ()
     silent_s: float = 0.015
     silent_fails: bool = False
 
 
-Script = Callable[[Unit, int], Step]
+Script = Callable[[md.Unit, int], Step]
 """Decides a unit from its value and the session's seed; must be pure."""
 
 
-AS_ASKED: Final = Speaks(text="as you ask.", pcm=tone(0, 0, samples=12_000), end_of_turn=True)
+AS_ASKED: Final = Speaks(text="as you ask.", pcm=chats.tone(0, 0, samples=12_000), end_of_turn=True)
 """What a unit says that may not listen where its script does."""
 
 
-def default_script(unit: Unit, seed: int) -> Step:
+def default_script(unit: md.Unit, seed: int) -> Step:
     """Listen for three units, speak for two, and so on; the second is shorter and ends the turn."""
     if unit.index % 5 < 3:
         return Step()
     last = unit.index % 5 == 4
     text = f"that was second {unit.index}." if last else f"this is second {unit.index}, "
-    pcm = tone(unit.index, seed, samples=18_000 if last else OUTPUT_RATE_HZ)
+    pcm = chats.tone(unit.index, seed, samples=18_000 if last else md.OUTPUT_RATE_HZ)
     speech = Speaks(text=text, pcm=pcm, end_of_turn=last)
     return Step(speech=speech, prefill_s=0.08, generate_s=0.4, steps=8)
 
 
-CallScript = Callable[[Step, Unit, Sequence[Tool]], Step]
+CallScript = Callable[[Step, md.Unit, Sequence[md.Tool]], Step]
 """Adds to what the script decided of a unit, in a session with tools; must be pure."""
 
 
@@ -171,14 +123,17 @@ def calling(
     `says`: with the result in place of `{}`.
     """
 
-    def decide(step: Step, unit: Unit, tools: Sequence[Tool]) -> Step:
+    def decide(step: Step, unit: md.Unit, tools: Sequence[md.Tool]) -> Step:
         if unit.index % every == at:
             body = f'{{"name": "{name or tools[0].name}", "arguments": {arguments}}}'
-            step = attrs.evolve(step, silent=(Span(kind="call", text=body),))
-        told = [each.text for each in unit.inputs if each.kind == "result"]
-        if not told:
+            step = attrs.evolve(step, silent=(md.Span(kind="call", text=body),))
+        results = [each.text for each in unit.inputs if each.kind == "result"]
+        if not results:
             return step
-        text, pcm = says.replace("{}", told[0][:SHOWN_CHARS]), tone(unit.index, 0, samples=12_000)
+        text, pcm = (
+            says.replace("{}", results[0][: chats.SHOWN_CHARS]),
+            chats.tone(unit.index, 0, samples=12_000),
+        )
         return attrs.evolve(step, speech=Speaks(text=text, pcm=pcm, end_of_turn=True))
 
     return decide
@@ -188,7 +143,7 @@ def calling(
 class SilentWriter:
     """What a session writes in silence: what its units begin, in as many units as that takes."""
 
-    tools: Sequence[Tool]
+    tools: Sequence[md.Tool]
     _unwritten: deque[Token] = attrs.Factory(deque)
 
     def begin(self, step: Step) -> int:
@@ -197,29 +152,32 @@ class SilentWriter:
             return 0
         for span in step.silent:
             opener, closer = _MARKS[span.kind]
-            pieces = range(0, len(span.text), TOKEN_CHARS)
-            ids = [draw("silent", span.text[at : at + TOKEN_CHARS])[0] * 587 for at in pieces]
+            pieces = range(0, len(span.text), chats.TOKEN_CHARS)
+            ids = [
+                chats.draw("silent", span.text[at : at + chats.TOKEN_CHARS])[0] * 587
+                for at in pieces
+            ]
             self._unwritten.extend((index, None) for index in (opener, *ids))
             whole = span_of(span.text, self.tools) if span.kind == "call" else span
             self._unwritten.append((closer, whole))
         return min(len(self._unwritten), SILENT_BUDGET)
 
-    def write(self, step: Step, cut: int | None = None) -> Silent:
+    def write(self, step: Step, cut: int | None = None) -> md.Silent:
         """Write as far as the budget goes, or up to the step before which it is cut."""
         if step.silent_fails:
-            return Silent(end="failed", is_open=self._is_writing)
+            return md.Silent(end="failed", is_open=self._is_writing)
         if not self._unwritten:
-            return Silent(end="no_action", decided_ids=(NO_ACTION_ID,))
+            return md.Silent(end="no_action", decided_ids=(NO_ACTION_ID,))
         count = min(len(self._unwritten), SILENT_BUDGET) if cut is None else cut
         tokens = [self._unwritten.popleft() for _ in range(count)]
-        end: SilentEnd = "budget" if cut is None else "cut"
+        end: md.SilentEnd = "budget" if cut is None else "cut"
         ids = [index for index, _ in tokens]
         if not self._unwritten and count < SILENT_BUDGET:
             ids, end = [*ids, SILENT_EOS_ID], "eos"
         spans = tuple(span for _, span in tokens if span is not None)
-        return Silent(end=end, spans=spans, is_open=self._is_writing, decided_ids=tuple(ids))
+        return md.Silent(end=end, spans=spans, is_open=self._is_writing, decided_ids=tuple(ids))
 
-    def rewrite(self, step: Step, silent: Silent | None) -> Silent | None:
+    def rewrite(self, step: Step, silent: md.Silent | None) -> md.Silent | None:
         """Write what was recorded; None: nothing was written. `BackendError` if it differs."""
         if silent is None or silent.end != "failed":
             self.begin(step)
@@ -227,7 +185,7 @@ class SilentWriter:
             if index in (NO_ACTION_ID, SILENT_EOS_ID):
                 continue
             if not self._unwritten or self._unwritten.popleft()[0] != index:
-                raise BackendError("the silent part differs from the recorded one")
+                raise base.BackendError("the silent part differs from the recorded one")
         return silent
 
     @property
@@ -238,18 +196,18 @@ class SilentWriter:
 
 def speech_ids(text: str, seed: int, *, end_of_turn: bool, ids_max: int) -> tuple[int, ...]:
     """Make the ids that a speaking unit feeds: at most one less than it may decide."""
-    words = draw("words", text, seed)[: len(text) // TOKEN_CHARS]
-    ids = (SPEAK_ID, *(word * 587 for word in words), *(TURN_EOS_ID,) * end_of_turn)
+    words = chats.draw("words", text, seed)[: len(text) // chats.TOKEN_CHARS]
+    ids = (chats.SPEAK_ID, *(word * 587 for word in words), *(chats.TURN_EOS_ID,) * end_of_turn)
     return ids[: ids_max - 1]
 
 
-def force(made: UnitResult, forced: Forced) -> ForcedResult:
+def force(made: md.UnitResult, forced: base.Forced) -> base.ForcedResult:
     """Replace a unit's ids by recorded ones; see `Forces.run_forced`."""
-    ends = forced.decided_ids[-1:] in {(CHUNK_EOS_ID,), (LISTEN_ID,)}
+    ends = forced.decided_ids[-1:] in {(chats.CHUNK_EOS_ID,), (chats.LISTEN_ID,)}
     fed_ids = forced.decided_ids[:-1] if ends else forced.decided_ids
     pairs = zip(forced.decided_ids, made.decided_ids, strict=False)
     choices = [
-        Choice(stage="llm", step=step, recorded=recorded, own=own)
+        base.Choice(stage="llm", step=step, recorded=recorded, own=own)
         for step, (recorded, own) in enumerate(pairs)
         if recorded != own
     ]
@@ -260,7 +218,7 @@ def force(made: UnitResult, forced: Forced) -> ForcedResult:
         fed_ids=fed_ids,
         codec_ids=forced.codec_ids,
     )
-    return ForcedResult(result=result, choices=tuple(choices))
+    return base.ForcedResult(result=result, choices=tuple(choices))
 
 
 class ScriptedBackend:
@@ -269,7 +227,7 @@ class ScriptedBackend:
     Args:
         script: decides the units.
         chat: decides the chat turns.
-        hears: decides the chunks of transcriptions.
+        transcription: decides the chunks of transcriptions.
         opening: decides the outcome of opening.
         release: the outcome of every release.
         rebuild: the outcome of every past unit of a rebuild.
@@ -287,9 +245,9 @@ class ScriptedBackend:
         self,
         script: Script = default_script,
         *,
-        chat: ChatScript = default_answer,
-        hears: HearingScript = default_hearing,
-        opening: Callable[[Opening], Call] = lambda _: Call(),
+        chat: chats.ChatScript = chats.default_answer,
+        transcription: chats.HearingScript = chats.default_hearing,
+        opening: Callable[[md.Opening], Call] = lambda _: Call(),
         release: Call = Call(),
         rebuild: Call = Call(),
         slots: int = SLOTS,
@@ -299,14 +257,19 @@ class ScriptedBackend:
         tools: bool = True,
         duplex_tools: bool = False,
         calls: CallScript = calling(),  # noqa: B008 - a pure function
-        sliding_windows: tuple[SlidingWindow, ...] = ("off",),
+        sliding_windows: tuple[md.SlidingWindow, ...] = ("off",),
     ) -> None:
-        self.script, self._answer, self._hears, self.calls = script, chat, hears, calls
+        self.script, self._answer, self._transcription, self.calls = (
+            script,
+            chat,
+            transcription,
+            calls,
+        )
         self.release, self.rebuild = release, rebuild
-        self.rules = Rules(slots, context_limit)
+        self.rules = chats.Rules(slots, context_limit)
         self.violations, self.held_slots = self.rules.violations, self.rules.held_slots
         self._opening = opening
-        self.info = BackendInfo(
+        self.info = base.BackendInfo(
             name="scripted",
             modes=("video", "audio", "chat", "transcription"),
             slots=slots,
@@ -321,29 +284,29 @@ class ScriptedBackend:
             duplex_tools=duplex_tools,
         )
 
-    async def open(self, opening: Opening, *, slot: int) -> ScriptedSession:
+    async def open(self, opening: md.Opening, *, slot: int) -> ScriptedSession:
         """Open a session; a cancelled one leaves the slot empty."""
         self.rules.hold(slot)
         try:
             await _perform(self._opening(opening), "open")
-            prompt_length = PROMPT_TOKENS_MIN + len(opening.instructions) // TOKEN_CHARS
+            prompt_length = PROMPT_TOKENS_MIN + len(opening.instructions) // chats.TOKEN_CHARS
             prompt_length += len(opening.voice.llm_pcm) // VOICE_BYTES_PER_TOKEN
             if prompt_length > self.info.context_limit:
-                raise ContextFull(f"a prompt of {prompt_length} tokens")
+                raise base.ContextFull(f"a prompt of {prompt_length} tokens")
         except BaseException:
             self.held_slots.discard(slot)
             raise
-        return ScriptedSession(self, opening, slot, Opened(prompt_length=prompt_length))
+        return ScriptedSession(self, opening, slot, md.Opened(prompt_length=prompt_length))
 
-    async def chat(self, *, slot: int) -> ScriptedTurn:
+    async def chat(self, *, slot: int) -> chats.ScriptedTurn:
         """Take a slot for a turn."""
         self.rules.hold(slot)
-        return ScriptedTurn(self.rules, self._answer, slot)
+        return chats.ScriptedTurn(self.rules, self._answer, slot)
 
-    async def transcribe(self, *, slot: int) -> ScriptedTranscript:
+    async def transcribe(self, *, slot: int) -> chats.ScriptedTranscript:
         """Take a transcription."""
         self.rules.hold(slot)
-        return ScriptedTranscript(self.rules, self._hears, slot)
+        return chats.ScriptedTranscript(self.rules, self._transcription, slot)
 
 
 _Phase = Literal["ready", "ran", "failed", "broken", "released"]
@@ -360,7 +323,7 @@ _ALLOWED: Final[dict[_Phase, tuple[tuple[str, ...], str]]] = {
 class ScriptedSession:
     """One session's state (B8)."""
 
-    def __init__(self, backend: ScriptedBackend, opening: Opening, slot: int, opened: Opened):
+    def __init__(self, backend: ScriptedBackend, opening: md.Opening, slot: int, opened: md.Opened):
         self._backend, self._rules = backend, backend.rules
         self._opening = opening
         self._slot = slot
@@ -369,12 +332,12 @@ class ScriptedSession:
         self._running: str | None = None
         self._index = -1
         self._step = Step()
-        self._cut: Cut | None = None
+        self._cut: md.Cut | None = None
         self._interrupted_index: int | None = None
         self._kv_length = opened.prompt_length
         self._writer = SilentWriter(opening.tools)
 
-    async def run(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
+    async def run(self, unit: md.Unit, cut: md.Cut | None = None) -> md.UnitResult:
         """Play one unit."""
         expected = max(unit.index, self._index + 1)  # a replay omits failed units
         with self._call("run_unit", unit.index, expected=expected):
@@ -392,7 +355,9 @@ class ScriptedSession:
             self._phase = "ran"
             return result
 
-    async def run_forced(self, unit: Unit, forced: Forced, cut: Cut | None = None) -> ForcedResult:
+    async def run_forced(
+        self, unit: md.Unit, forced: base.Forced, cut: md.Cut | None = None
+    ) -> base.ForcedResult:
         """Play one unit with recorded ids."""
         made = force(await self.run(unit, cut), forced)
         self._kv_length = made.result.kv_length
@@ -402,16 +367,16 @@ class ScriptedSession:
         """Cut unit `index` before its next step, also before it begins; then its silent part."""
         self._interrupted_index = index
 
-    async def finalize(self, index: int, *, interrupted: bool) -> Finalized:
+    async def finalize(self, index: int, *, interrupted: bool) -> md.Finalized:
         """Write in silence, then close the unit."""
         return await self._finalize(index, interrupted, self._write_silently)
 
     async def finalize_again(
-        self, index: int, *, interrupted: bool, silent: Silent | None, forced: bool
-    ) -> Finalized:
+        self, index: int, *, interrupted: bool, silent: md.Silent | None, forced: bool
+    ) -> md.Finalized:
         """Close the unit, with its silent part as it was recorded, or up to where it was cut."""
 
-        async def write() -> Silent | None:
+        async def write() -> md.Silent | None:
             if silent is None or forced:
                 return self._writer.rewrite(self._step, silent)
             is_cut = silent.end == "cut"
@@ -420,8 +385,8 @@ class ScriptedSession:
         return await self._finalize(index, interrupted, write)
 
     async def _finalize(
-        self, index: int, interrupted: bool, write: Callable[[], Awaitable[Silent | None]]
-    ) -> Finalized:
+        self, index: int, interrupted: bool, write: Callable[[], Awaitable[md.Silent | None]]
+    ) -> md.Finalized:
         with self._call("finalize", index, expected=self._index):
             if self._cut is not None and not interrupted:
                 self._rules.violate(f"B6: unit {index} was cut, its finalize does not say so")
@@ -430,27 +395,27 @@ class ScriptedSession:
             self._phase = "ready"
             return self._closed(silent, interrupted=interrupted)
 
-    async def _write_silently(self, cut: int | None = None) -> Silent:
+    async def _write_silently(self, cut: int | None = None) -> md.Silent:
         """Let the steps of the silent part pass, up to where it is cut."""
         for step in range(self._writer.begin(self._step)):
-            is_cut = self._interrupted_index == self._index and step >= SILENT_STEPS_MIN
+            is_cut = self._interrupted_index == self._index and step >= base.SILENT_STEPS_MIN
             if cut == step or is_cut:
                 return self._writer.write(self._step, step)
             await anyio.sleep(self._step.silent_s)
         return self._writer.write(self._step)
 
-    def _closed(self, silent: Silent | None, *, interrupted: bool) -> Finalized:
+    def _closed(self, silent: md.Silent | None, *, interrupted: bool) -> md.Finalized:
         written = () if silent is None else silent.decided_ids
         self._kv_length += FINALIZE_TOKENS + len(written)
-        return Finalized(
+        return md.Finalized(
             index=self._index,
             kv_length=self._kv_length,
             fed_ids=(
-                CHUNK_EOS_ID if interrupted or self._step.speech else LISTEN_ID,
+                chats.CHUNK_EOS_ID if interrupted or self._step.speech else chats.LISTEN_ID,
                 *written,
-                UNIT_END_ID,
+                chats.UNIT_END_ID,
             ),
-            cost_us=round(self._step.finalize.duration_s * US_PER_S),
+            cost_us=round(self._step.finalize.duration_s * chats.US_PER_S),
             silent=silent,
         )
 
@@ -462,25 +427,25 @@ class ScriptedSession:
             await _perform(self._step.rollback, "rollback")
             self._phase = "ready"
 
-    async def rebuild(self, past: Sequence[PastUnit], *, exact: bool) -> Finalized:
+    async def rebuild(self, past: Sequence[md.PastUnit], *, exact: bool) -> md.Finalized:
         """Play past units with their recorded ids."""
-        if not 1 <= len(past) <= PAST_UNITS_MAX:
-            self._rules.violate(f"B1: {len(past)} past units, not 1 to {PAST_UNITS_MAX}")
+        if not 1 <= len(past) <= md.PAST_UNITS_MAX:
+            self._rules.violate(f"B1: {len(past)} past units, not 1 to {md.PAST_UNITS_MAX}")
         for each in past:
             finalized = await self._rebuild(each, exact=exact)
         return finalized
 
-    async def _rebuild(self, past: PastUnit, *, exact: bool) -> Finalized:
+    async def _rebuild(self, past: md.PastUnit, *, exact: bool) -> md.Finalized:
         unit, recorded = past.unit, past.result
         with self._call("rebuild", unit.index, expected=max(unit.index, self._index + 1)):
             self._index, self._cut = unit.index, recorded.cut
             self._step = self._decide(unit)
             await _perform(self._backend.rebuild, "rebuild")
             result = _result(unit, self._step, self._cut, self._opening, self._kv_length)
-            made = force(result, Forced.of(recorded))
+            made = force(result, base.Forced.of(recorded))
             if not exact:
                 made = attrs.evolve(made, choices=())
-            require_recorded(recorded, made, ("input_hash", "fed_ids", "kv_length"))
+            base.require_recorded(recorded, made, ("input_hash", "fed_ids", "kv_length"))
             self._kv_length = made.result.kv_length
             self._phase = "ready"
             tools = self._opening.tools
@@ -512,9 +477,9 @@ class ScriptedSession:
         finally:
             self._running = None
 
-    def _decide(self, unit: Unit) -> Step:
+    def _decide(self, unit: md.Unit) -> Step:
         """Ask the script; refuse a unit whose worst case does not fit, before it is fed (B10)."""
-        if len(unit.pcm) != UNIT_BYTES:
+        if len(unit.pcm) != md.UNIT_BYTES:
             self._rules.violate(f"B1: unit {unit.index} has {len(unit.pcm)} bytes of PCM")
         step, tools = self._backend.script(unit, self._opening.seed), self._opening.tools
         if tools:
@@ -524,15 +489,15 @@ class ScriptedSession:
         worst += self._opening.config.max_new_speak_tokens_per_chunk
         if step.fault == "context_full" or worst > self._backend.info.context_limit:
             self._phase = "ready"
-            raise ContextFull(f"unit {unit.index} may need {worst} tokens")
+            raise base.ContextFull(f"unit {unit.index} may need {worst} tokens")
         if unit.force_listen:
             return attrs.evolve(step, speech=None)
         return attrs.evolve(step, speech=AS_ASKED) if unit.force_speak and not step.speech else step
 
-    async def _generate(self, cut: Cut | None) -> Cut | None:
+    async def _generate(self, cut: md.Cut | None) -> md.Cut | None:
         """Let the steps pass; return where it was cut, or None."""
         for step in range(self._step.steps):
-            here = Cut(stage="llm", step=step)
+            here = md.Cut(stage="llm", step=step)
             if self._interrupted_index == self._index or cut == here:
                 return here
             await anyio.sleep(self._step.generate_s / self._step.steps)
@@ -544,12 +509,12 @@ async def _perform(call: Call, name: str) -> None:
     if call.fault == "hang":
         await anyio.sleep_forever()
     if call.fault is not None:
-        raise FAULTS[call.fault](f"the script says so ({name}: {call.fault})")
+        raise chats.FAULTS[call.fault](f"the script says so ({name}: {call.fault})")
 
 
 def _result(
-    unit: Unit, step: Step, cut: Cut | None, opening: Opening, kv_length: int
-) -> UnitResult:
+    unit: md.Unit, step: Step, cut: md.Cut | None, opening: md.Opening, kv_length: int
+) -> md.UnitResult:
     """Make a unit's result; for a cut unit, the share of its finished steps."""
     speech = step.speech or Speaks(text="", pcm=b"")
     text, pcm = speech.text, speech.pcm if opening.config.generate_audio else b""
@@ -558,22 +523,22 @@ def _result(
         ids_max = opening.config.max_new_speak_tokens_per_chunk
         ids = speech_ids(text, opening.seed, end_of_turn=speech.end_of_turn, ids_max=ids_max)
     done = step.steps if cut is None else cut.step
-    samples = len(pcm) // SAMPLE_BYTES * done // step.steps
+    samples = len(pcm) // md.SAMPLE_BYTES * done // step.steps
     fed_ids = ids[: len(ids) * done // step.steps]
-    terminator = () if cut else (CHUNK_EOS_ID if step.speech else LISTEN_ID,)
-    prefill_us = round(step.prefill_s * US_PER_S)
-    llm_us = round(step.generate_s * US_PER_S) * done // step.steps
+    terminator = () if cut else (chats.CHUNK_EOS_ID if step.speech else chats.LISTEN_ID,)
+    prefill_us = round(step.prefill_s * chats.US_PER_S)
+    llm_us = round(step.generate_s * chats.US_PER_S) * done // step.steps
     wall_us = prefill_us + llm_us
-    return UnitResult(
+    return md.UnitResult(
         index=unit.index,
         is_listen=cut is not None or step.speech is None,
         text=text[: len(text) * done // step.steps],
-        pcm=pcm[: samples * SAMPLE_BYTES],
+        pcm=pcm[: samples * md.SAMPLE_BYTES],
         end_of_turn=cut is None and speech.end_of_turn,
         kv_length=kv_length + _prefill_tokens(unit) + len(fed_ids),
         decided_ids=fed_ids + terminator,
         fed_ids=fed_ids,
-        codec_ids=tuple(37 * code for code in range(-(-samples // CODE_SAMPLES))),
+        codec_ids=tuple(37 * code for code in range(-(-samples // chats.CODE_SAMPLES))),
         cut=cut,
         input_hash=digest(
             (unit.pcm, unit.frames, unit.force_listen, unit.max_slice_nums)
@@ -582,10 +547,10 @@ def _result(
         ),
         vision_slices=len(unit.frames),
         vision_tokens=len(unit.frames) * FRAME_TOKENS,
-        costs=Costs(prefill_us=prefill_us, generate_us=llm_us, llm_us=llm_us, wall_us=wall_us),
+        costs=md.Costs(prefill_us=prefill_us, generate_us=llm_us, llm_us=llm_us, wall_us=wall_us),
     )
 
 
-def _prefill_tokens(unit: Unit) -> int:
-    events = sum(EVENT_TOKENS + -(-len(each.text) // TOKEN_CHARS) for each in unit.inputs)
+def _prefill_tokens(unit: md.Unit) -> int:
+    events = sum(EVENT_TOKENS + -(-len(each.text) // chats.TOKEN_CHARS) for each in unit.inputs)
     return PREFILL_TOKENS + len(unit.frames) * (FRAME_TOKENS + 2) + events

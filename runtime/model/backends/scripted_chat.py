@@ -20,26 +20,8 @@ import anyio
 import attrs
 import numpy as np
 
+from protocol.values import model as md
 from protocol.values.digest import digest
-from protocol.values.model import (
-    OUTPUT_RATE_HZ,
-    UNIT_BYTES,
-    Chunk,
-    ChunkResult,
-    Costs,
-    Cut,
-    Message,
-    Picture,
-    Prefill,
-    Sound,
-    StopReason,
-    Text,
-    ToolCall,
-    ToolResult,
-    Turn,
-    TurnChunk,
-    TurnResult,
-)
 
 from .base import BackendError, BackendGone, ContextFull, Emit, ignore
 from .tool_calls import BEGIN, END, CallStream
@@ -56,9 +38,9 @@ def tone(index: int, seed: int, *, samples: int) -> bytes:
     Integer arithmetic gives the same bytes on every machine.
     """
     pitch_hz = 110 + int.from_bytes(draw("tone", seed, index)[:2], "little") % 770
-    phase = np.arange(samples, dtype=np.int64) * pitch_hz % OUTPUT_RATE_HZ
-    triangle = np.abs(2 * phase - OUTPUT_RATE_HZ) - OUTPUT_RATE_HZ // 2
-    return (triangle.astype("<f4") / np.float32(2 * OUTPUT_RATE_HZ)).tobytes()
+    phase = np.arange(samples, dtype=np.int64) * pitch_hz % md.OUTPUT_RATE_HZ
+    triangle = np.abs(2 * phase - md.OUTPUT_RATE_HZ) - md.OUTPUT_RATE_HZ // 2
+    return (triangle.astype("<f4") / np.float32(2 * md.OUTPUT_RATE_HZ)).tobytes()
 
 
 def draw(*parts: str | int) -> bytes:
@@ -140,27 +122,27 @@ class Answer:
     fault_at: int = 0
 
 
-ChatScript = Callable[[Turn], Answer]
+ChatScript = Callable[[md.Turn], Answer]
 """Decides a turn from its value; must be pure."""
 
 
-def default_answer(turn: Turn) -> Answer:
+def default_answer(turn: md.Turn) -> Answer:
     """Repeat the last message's text, and count its pictures and sounds.
 
     A tool that the last message names as a word is called, without arguments; a tool's result is
     repeated.
     """
     last = turn.messages[-1].content
-    if isinstance(last[0], ToolResult):
+    if isinstance(last[0], md.ToolResult):
         return Answer(tokens=(f"turn {turn.index}: ", f"it is {last[0].output[:SHOWN_CHARS]}."))
-    text = " ".join(part.text for part in last if isinstance(part, Text))[:SHOWN_CHARS]
+    text = " ".join(part.text for part in last if isinstance(part, md.Text))[:SHOWN_CHARS]
     called = [tool.name for tool in turn.tools if tool.name in text.split()]
     if called:
         return Answer(
             tokens=(f"turn {turn.index}. ", *(it for name in called for it in call(name)))
         )
-    pictures = sum(isinstance(part, Picture) for part in last)
-    sounds = sum(isinstance(part, Sound) for part in last)
+    pictures = sum(isinstance(part, md.Picture) for part in last)
+    sounds = sum(isinstance(part, md.Sound) for part in last)
     words = [f"turn {turn.index}: ", *(f"{word} " for word in text.split())]
     return Answer(tokens=(*words, f"({pictures} pictures, {sounds} sounds)"))
 
@@ -210,25 +192,27 @@ class ScriptedTurn(OnSlot):
     def __init__(self, rules: Rules, script: ChatScript, slot: int) -> None:
         super().__init__(rules, slot)
         self._script = script
-        self._turn: Turn
+        self._turn: md.Turn
         self._answer: Answer
         self._calls: CallStream
         self._text = ""
         self._input_tokens = MESSAGE_TOKENS
 
-    async def run(self, turn: Turn, cut: Cut | None = None, *, emit: Emit = ignore) -> TurnResult:
+    async def run(
+        self, turn: md.Turn, cut: md.Cut | None = None, *, emit: Emit = ignore
+    ) -> md.TurnResult:
         """Feed the conversation, and answer token by token."""
         with self._call("run", after="over"):
             self._take(turn)
             emit(await self._prefill())
             return await self._generate(emit, None if cut is None else cut.step)
 
-    def _take(self, turn: Turn) -> None:
+    def _take(self, turn: md.Turn) -> None:
         self._turn, self._answer = turn, self._script(turn)
         self._calls = CallStream(turn.tools)
         self._input_tokens += sum(map(_tokens_of, turn.messages))
 
-    async def _prefill(self) -> Prefill:
+    async def _prefill(self) -> md.Prefill:
         turn = self._turn
         if self._answer.fault == "context_full":
             raise ContextFull(f"turn {turn.index}: the script says so")
@@ -237,7 +221,7 @@ class ScriptedTurn(OnSlot):
         await self._take_in()
         if self._answer.fault == "hang":
             await anyio.sleep_forever()
-        return Prefill(
+        return md.Prefill(
             index=turn.index,
             input_tokens=self._input_tokens,
             input_hash=digest((turn.messages, turn.tools) if turn.tools else turn.messages),
@@ -254,7 +238,7 @@ class ScriptedTurn(OnSlot):
             await anyio.sleep(min(left_s, POLL_S))
             left_s -= POLL_S
 
-    async def _generate(self, emit: Emit, cut: int | None) -> TurnResult:
+    async def _generate(self, emit: Emit, cut: int | None) -> md.TurnResult:
         stopped = False
         tokens = self._answer.tokens[: self._turn.config.max_new_tokens]
         for step, text in enumerate(tokens):
@@ -271,19 +255,19 @@ class ScriptedTurn(OnSlot):
                 emit(rest)
         return self._result(made, made if stopped else None)
 
-    def _rest(self, made: int) -> Iterator[TurnChunk]:
+    def _rest(self, made: int) -> Iterator[md.TurnChunk]:
         """The text held back, at the end of an answer of so many tokens."""
         text = self._calls.end()
         if text:
             self._text += text
-            yield TurnChunk(index=self._turn.index, step=made, text=text)
+            yield md.TurnChunk(index=self._turn.index, step=made, text=text)
 
-    def _piece(self, step: int, token: str) -> TurnChunk:
+    def _piece(self, step: int, token: str) -> md.TurnChunk:
         text = self._calls.add(token) if self._turn.tools else token
         self._text += text
         is_spoken = self._turn.speech is not None and (text or not self._turn.tools)
         pcm = self._speech(step, self._answer.samples) if is_spoken else b""
-        return TurnChunk(
+        return md.TurnChunk(
             index=self._turn.index,
             step=step,
             text=text,
@@ -292,13 +276,13 @@ class ScriptedTurn(OnSlot):
             codec_ids=tuple(range(len(pcm) // 4 // CODE_SAMPLES)),
         )
 
-    def _result(self, made: int, cut: int | None) -> TurnResult:
+    def _result(self, made: int, cut: int | None) -> md.TurnResult:
         ended = cut is None and made == len(self._answer.tokens)
         spoken = self._turn.speech is not None and cut is None
         took_us = round(made * self._answer.token_s * US_PER_S)
         calls = tuple(self._calls.calls)
-        natural: StopReason = "tool_calls" if calls else "turn_end"
-        return TurnResult(
+        natural: md.StopReason = "tool_calls" if calls else "turn_end"
+        return md.TurnResult(
             index=self._turn.index,
             text=self._text,
             pcm=self._speech(made, TAIL_SAMPLES) if spoken else b"",
@@ -306,7 +290,7 @@ class ScriptedTurn(OnSlot):
             generated_tokens=made + ended,
             kv_length=self._input_tokens + made,
             cut=cut,
-            costs=Costs(generate_us=took_us, llm_us=took_us, wall_us=took_us),
+            costs=md.Costs(generate_us=took_us, llm_us=took_us, wall_us=took_us),
             calls=calls,
         )
 
@@ -318,17 +302,17 @@ class ScriptedTurn(OnSlot):
             raise FAULTS[self._answer.fault](f"turn {self._turn.index}: the script says so")
 
 
-def _tokens_of(message: Message) -> int:
+def _tokens_of(message: md.Message) -> int:
     tokens = MESSAGE_TOKENS
     for part in message.content:
         match part:
-            case Text(text=text):
+            case md.Text(text=text):
                 tokens += -(-len(text) // TOKEN_CHARS)
-            case Picture():
+            case md.Picture():
                 tokens += PICTURE_TOKENS
-            case Sound(pcm=pcm):
+            case md.Sound(pcm=pcm):
                 tokens += 2 + len(pcm) // SOUND_BYTES_PER_TOKEN
-            case ToolCall(arguments=text) | ToolResult(output=text):
+            case md.ToolCall(arguments=text) | md.ToolResult(output=text):
                 tokens += -(-len(text) // TOKEN_CHARS)
     return tokens
 
@@ -347,7 +331,7 @@ WORDS: Final = ("amber", "basil", "cedar", "delta", "ember", "fjord", "grove", "
 
 
 @attrs.frozen(kw_only=True)
-class Heard:
+class Transcribed:
     """The outcome of one chunk: text, seconds, or a fault, before feeding if `context_full`."""
 
     text: str = ""
@@ -355,39 +339,39 @@ class Heard:
     fault: Fault | None = None
 
 
-HearingScript = Callable[[Chunk], Heard]
+HearingScript = Callable[[md.Chunk], Transcribed]
 """Decides a chunk from its value; must be pure."""
 
 
-def default_hearing(chunk: Chunk) -> Heard:
+def default_hearing(chunk: md.Chunk) -> Transcribed:
     """Give one word for a loud second, and none for any other."""
     samples = np.frombuffer(chunk.pcm, dtype="<f4").astype(np.float64)
     if float(np.sqrt(np.mean(samples**2))) < LOUD_RMS:
-        return Heard()
+        return Transcribed()
     word = WORDS[draw("word", digest(chunk.pcm))[0] % len(WORDS)]
-    return Heard(text=f"{word}-{chunk.utterance}.{chunk.index} ")
+    return Transcribed(text=f"{word}-{chunk.utterance}.{chunk.index} ")
 
 
 class ScriptedTranscript(OnSlot):
     """A transcription on a slot."""
 
-    def __init__(self, rules: Rules, hears: HearingScript, slot: int) -> None:
+    def __init__(self, rules: Rules, transcription: HearingScript, slot: int) -> None:
         super().__init__(rules, slot)
-        self._hears = hears
+        self._transcription = transcription
         self._expected: tuple[int, int] | None = None
         self._kv_length = 0
 
-    async def run(self, chunk: Chunk, cut: Cut | None = None) -> ChunkResult:  # noqa: ARG002
+    async def run(self, chunk: md.Chunk, cut: md.Cut | None = None) -> md.ChunkResult:  # noqa: ARG002
         """Transcribe a second by its script; `ContextFull`, before feeding, if it is too long."""
         with self._call(f"chunk {chunk.index}", after="ready"):
             self._check(chunk)
             return await self._run(chunk)
 
-    async def _run(self, chunk: Chunk) -> ChunkResult:
+    async def _run(self, chunk: md.Chunk) -> md.ChunkResult:
         self._expected = None  # until it succeeds, only a new utterance may follow
         if chunk.index == 0:
             self._kv_length = 0
-        outcome, prompt_tokens = self._hears(chunk), _prompt_tokens(chunk)
+        outcome, prompt_tokens = self._transcription(chunk), _prompt_tokens(chunk)
         worst = self._kv_length + prompt_tokens + TOKENS_MAX
         if outcome.fault == "context_full" or worst > self._rules.context_limit:
             raise ContextFull(f"chunk {chunk.index} may need {worst} tokens")
@@ -401,7 +385,7 @@ class ScriptedTranscript(OnSlot):
         self._kv_length += prompt_tokens + count
         self._expected = None if chunk.is_last else (chunk.utterance, chunk.index + 1)
         took_us = round(outcome.takes_s * US_PER_S)
-        return ChunkResult(
+        return md.ChunkResult(
             utterance=chunk.utterance,
             index=chunk.index,
             text=outcome.text,
@@ -412,16 +396,16 @@ class ScriptedTranscript(OnSlot):
             kv_length=self._kv_length,
             fed_ids=(*range(prompt_tokens - SOUND_TOKENS), *(-1,) * SOUND_TOKENS),
             input_hash=digest(chunk.pcm),
-            costs=Costs(generate_us=took_us, llm_us=took_us, wall_us=took_us),
+            costs=md.Costs(generate_us=took_us, llm_us=took_us, wall_us=took_us),
         )
 
-    def _check(self, chunk: Chunk) -> None:
+    def _check(self, chunk: md.Chunk) -> None:
         """Check the order of chunks; a failed utterance must not continue."""
-        if len(chunk.pcm) != UNIT_BYTES:
+        if len(chunk.pcm) != md.UNIT_BYTES:
             self._rules.violate(f"B1: chunk {chunk.index} has {len(chunk.pcm)} bytes of PCM")
         if chunk.index and (chunk.utterance, chunk.index) != self._expected:
             self._rules.violate(f"B9: chunk {chunk.utterance}.{chunk.index}: {self._expected}")
 
 
-def _prompt_tokens(chunk: Chunk) -> int:
+def _prompt_tokens(chunk: md.Chunk) -> int:
     return SOUND_TOKENS + (INSTRUCTION_TOKENS if chunk.index == 0 else 0)

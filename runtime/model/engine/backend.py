@@ -43,25 +43,9 @@ import anyio
 import attrs
 from anyio import from_thread, to_thread
 
+from protocol.values import model as md
 from protocol.values.errors import LocalProtocolError
 from protocol.values.limits import NS_PER_S
-from protocol.values.model import (
-    INPUT_RATE_HZ,
-    PAST_UNITS_MAX,
-    UNIT_SAMPLES,
-    Chunk,
-    ChunkResult,
-    Cut,
-    Finalized,
-    Opened,
-    Opening,
-    PastUnit,
-    Silent,
-    Turn,
-    TurnResult,
-    Unit,
-    UnitResult,
-)
 
 from ..backends.base import BackendError, BackendInfo, Emit, Forced, ForcedResult, ignore
 from ..backends.streams import Anchoring, Extended, Part, Sampled, SamplingParams
@@ -237,7 +221,7 @@ class EngineCalls:
 
 BATCH_MAX: Final = 64
 """Maximum requests per batch; more sessions than one engine is expected to hold."""
-CHUNK_S: Final = UNIT_SAMPLES / INPUT_RATE_HZ
+CHUNK_S: Final = md.UNIT_SAMPLES / md.INPUT_RATE_HZ
 """Seconds of a transcription's chunk."""
 
 
@@ -264,7 +248,7 @@ class EngineBackend:
         """Stop the engine; waiting calls fail, a hanging one keeps hanging."""
         self.engine.stop()
 
-    async def open(self, opening: Opening, *, slot: int) -> EngineSession:
+    async def open(self, opening: md.Opening, *, slot: int) -> EngineSession:
         """Open a session; if cancelled meanwhile, it is still opened and returned to the caller."""
         self._check(slot)
         session = EngineSession(self._model.session(opening, slot=slot), self._calls)
@@ -332,7 +316,7 @@ class EngineSession(_OnEngine["SteppedSession"]):
     """One session on an engine; `stepped` is its state."""
 
     @property
-    def opened(self) -> Opened:
+    def opened(self) -> md.Opened:
         """The result of opening."""
         return self.stepped.opened
 
@@ -343,23 +327,25 @@ class EngineSession(_OnEngine["SteppedSession"]):
         finally:
             self._calls.released()
 
-    async def run(self, unit: Unit, cut: Cut | None = None) -> UnitResult:
+    async def run(self, unit: md.Unit, cut: md.Cut | None = None) -> md.UnitResult:
         """Prefill and generate one unit."""
         return await self._calls.call("run_unit", partial(self.stepped.unit, unit, cut))
 
-    async def run_forced(self, unit: Unit, forced: Forced, cut: Cut | None = None) -> ForcedResult:
+    async def run_forced(
+        self, unit: md.Unit, forced: Forced, cut: md.Cut | None = None
+    ) -> ForcedResult:
         """Prefill and generate one unit as recorded."""
         steps = partial(self.stepped.forced_unit, unit, cut, forced)
         return await self._calls.call("run_forced", steps)
 
-    async def finalize(self, index: int, *, interrupted: bool) -> Finalized:
+    async def finalize(self, index: int, *, interrupted: bool) -> md.Finalized:
         """Close the unit."""
         steps = partial(self.stepped.finalize, index, interrupted=interrupted)
         return await self._calls.call("finalize", steps)
 
     async def finalize_again(
-        self, index: int, *, interrupted: bool, silent: Silent | None, forced: bool
-    ) -> Finalized:
+        self, index: int, *, interrupted: bool, silent: md.Silent | None, forced: bool
+    ) -> md.Finalized:
         """Close the unit, with its silent part as it was recorded."""
         steps = partial(
             self.stepped.finalize_again,
@@ -374,10 +360,10 @@ class EngineSession(_OnEngine["SteppedSession"]):
         """Undo the failed unit."""
         await self._calls.at_once("rollback", lambda: self.stepped.rollback(index))
 
-    async def rebuild(self, past: Sequence[PastUnit], *, exact: bool) -> Finalized:
+    async def rebuild(self, past: Sequence[md.PastUnit], *, exact: bool) -> md.Finalized:
         """Feed past units, unit by unit in the background; `BackendError` if the model cannot."""
-        if not 1 <= len(past) <= PAST_UNITS_MAX:
-            raise LocalProtocolError(f"{len(past)} past units, not 1 to {PAST_UNITS_MAX}")
+        if not 1 <= len(past) <= md.PAST_UNITS_MAX:
+            raise LocalProtocolError(f"{len(past)} past units, not 1 to {md.PAST_UNITS_MAX}")
         if not self._calls.info.can_rebuild:
             raise BackendError(f"model {self._calls.info.name} cannot be rebuilt")
         for each in past:
@@ -390,7 +376,9 @@ class EngineSession(_OnEngine["SteppedSession"]):
 class EngineTurn(_OnEngine["ChatTurn"]):
     """One chat turn on an engine; `stepped` is its state."""
 
-    async def run(self, turn: Turn, cut: Cut | None = None, *, emit: Emit = ignore) -> TurnResult:
+    async def run(
+        self, turn: md.Turn, cut: md.Cut | None = None, *, emit: Emit = ignore
+    ) -> md.TurnResult:
         """Feed the conversation, its pictures one by one, and answer."""
         stepped, calls = self.stepped, self._calls
         for place in range(await calls.work("measure", partial(stepped.measure, turn))):
@@ -424,7 +412,7 @@ class EngineTranscript(_OnEngine["Transcript"]):
 
     _pace: Pace = attrs.field(factory=Pace)
 
-    async def run(self, chunk: Chunk, cut: Cut | None = None) -> ChunkResult:  # noqa: ARG002
+    async def run(self, chunk: md.Chunk, cut: md.Cut | None = None) -> md.ChunkResult:  # noqa: ARG002
         """Transcribe a second of an utterance."""
         now_s = anyio.current_time()
         due_s = self._pace.due_s(now_s, CHUNK_S) - now_s

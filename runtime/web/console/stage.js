@@ -17,7 +17,7 @@ const KINDS = /** @type {const} */ ({
   call: "called a tool",
 });
 
-/** Words of one utterance follow each other without a longer pause. */
+/** Words of one utterance follow each other without a longer pause, its sentences with a space. */
 const PAUSE_MS = 2000;
 /** Words are transcribed so long after they begin, at least: an answer since then follows them. */
 const WRITTEN_MS = 1500;
@@ -59,7 +59,8 @@ export class Captions {
 
   /** The user's. @param {{text: string, startMs: number, endMs: number}} words */
   user({ text, startMs, endMs }) {
-    if (!this.#utterance || startMs - this.#endMs > PAUSE_MS) {
+    const isNext = /[.?!]$/.test(this.#utterance?.textContent ?? "") && /^\S/.test(text);
+    if (!this.#utterance || isNext || startMs - this.#endMs > PAUSE_MS) {
       const isAnswered = this.#turn === this.#list.lastChild && performance.now() - this.#beganAt < WRITTEN_MS;
       this.#utterance = this.#add("user", "You", isAnswered ? this.#turn : null);
     }

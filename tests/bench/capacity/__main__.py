@@ -12,7 +12,7 @@ import click
 import orjson
 
 from runtime.commands import interrupts
-from runtime.commands.bench_engine import print_progress
+from runtime.commands.bench import print_progress
 from tests.bench.capacity.measure import MODES, Measured, measure
 from tests.bench.capacity.model import Gateway, reckon, tables
 from tests.bench.gateway.child import ROOT

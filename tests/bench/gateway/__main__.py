@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from runtime.commands import interrupts
-from runtime.commands.bench_engine import machine_facts, print_found, print_progress
+from runtime.commands.bench import machine_facts, print_found, print_progress
 from tests.bench.gateway.child import GatewayBenchError
 from tests.bench.gateway.material import PATTERNS, Plan, make_plan
 from tests.bench.gateway.measure import GatewayResult, Row, Run, measure_gateway
@@ -49,7 +49,15 @@ KB: Final = 1000
     type=click.Choice([pattern.name for pattern in PATTERNS]),
     help="Only this one; may be given again.",
 )
-def gateway_command(*, as_json: bool, rounds: int, sessions: int, names: tuple[str, ...]) -> None:
+@click.option(
+    "--recording",
+    "is_recording",
+    is_flag=True,
+    help="Only what recording costs, in each protocol: five rounds take five minutes.",
+)
+def gateway_command(
+    *, as_json: bool, rounds: int, sessions: int, names: tuple[str, ...], is_recording: bool
+) -> None:
     """Measure what the server adds to a unit: CPU, latency and memory, without a model.
 
     Beside it stand an echo on the same transport, and the same work written straight on another
@@ -58,7 +66,7 @@ def gateway_command(*, as_json: bool, rounds: int, sessions: int, names: tuple[s
     if find_spec("uvloop") is None:
         text = "the bench needs uvloop, for its yardstick: pip install uvloop"
         raise GatewayBenchError(text)
-    plan = make_plan(names, sessions)
+    plan = make_plan(names, sessions, is_recording=is_recording)
     print_found(interrupts.run(_run, rounds, plan), show, as_json=as_json)
 
 
@@ -82,8 +90,9 @@ def show(console: Console, found: GatewayResult) -> None:
     facts = ", ".join(f"{name} {value}" for name, value in found.machine.items())
     console.print(f"Medians of {found.rounds} rounds; {facts}\n")
     console.print("A unit, by how units come; in brackets in terms of websockets", _rows(found))
-    console.print("A recorded unit by stage, CPU us", _stages(found))
-    console.print("Memory a session, kB", _memory(found))
+    if found.stages_us:
+        console.print("A recorded unit by stage, CPU us", _stages(found))
+        console.print("Memory a session, kB", _memory(found))
     if found.capacity:
         console.print("Many sessions on one core", _capacity(found.capacity))
     console.print(f"{found.load_was_bound} runs in which the load was late or busy itself")
@@ -98,7 +107,7 @@ def _table(first: str, *columns: str) -> Table:
 
 
 def _rows(found: GatewayResult) -> Table:
-    table = _table("", "", "CPU us", "loop", "rec.", "p50 ms", "p99 ms", "recording")
+    table = _table("", "", "CPU us", "loop", "rec.", "p50 ms", "p99 ms", "recording us")
     pattern = ""
     for row in found.rows:
         of = row.of_websockets
@@ -117,11 +126,12 @@ def _rows(found: GatewayResult) -> Table:
 
 
 def _recording(found: GatewayResult, row: Row) -> str:
-    """What recording costs: in terms of ours without it, and of the yardstick with it."""
+    """What recording costs; in terms of ours without it, and of the yardstick with it."""
     if row.contender != "recorded":
         return ""
     of_ours = found.recorded_of_antiphon[row.pattern]
-    return f"{of_ours:.2f}, {found.recorded_of_logged[row.pattern]:.2f}"
+    recording_us = found.recording_us[row.pattern]
+    return f"{recording_us:.0f} ({of_ours:.2f}, {found.recorded_of_logged[row.pattern]:.2f})"
 
 
 def _stages(found: GatewayResult) -> Table:

@@ -31,7 +31,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
+from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE16_BYTES, SAMPLE_BYTES
 from tests.bench.gateway.material import PATHS, Coding, Pace, make_exchanges
 
 WINDOW: Final = 2
@@ -51,11 +51,19 @@ SMALL_BYTES: Final = 8 << 10
 BUFFER_BYTES: Final = 1 << 18
 MASK: Final = b"\x5a\xc3\x17\x88"
 INIT: Final = b'{"type":"session.init","payload":{"instructions":"Answer what you hear and see."}}'
-CHOICE: Final = (
-    b'{"type":"session.update","model":"bench"}',
-    b'{"type":"input_audio_buffer.commit"}',
-)
-"""What begins a transcription."""
+CHOICE: Final[dict[Coding, tuple[bytes, ...]]] = {
+    "pcm16": (
+        b'{"type":"session.update","model":"bench"}',
+        b'{"type":"input_audio_buffer.commit"}',
+    ),
+    "openai": (
+        b'{"type":"session.update","session":{"type":"realtime","audio":{"input":'
+        b'{"turn_detection":{"type":"server_vad","interrupt_response":false}}}}}',
+    ),
+}
+"""What a session is told when it is there. The model speaks all the time, also over its user."""
+START: Final = b'{"type":"session.start","session":{"model":"bench"}}'
+"""What begins one of the Live API."""
 
 TEXT, CLOSE, PING, PONG = 0x1, 0x8, 0x9, 0xA
 _FIN: Final = 0x80
@@ -124,7 +132,7 @@ class Link:
 
     Args:
         stream: connected, and open as a WebSocket; it blocks nobody from now on.
-        coding: of its sound: `pcm16` is transcribed.
+        coding: of its sound: `pcm16` is transcribed, the others are answered by speech.
 
     Attributes:
         is_ready: the session is set up.
@@ -135,6 +143,7 @@ class Link:
 
     def __init__(self, stream: socket.socket, coding: Coding = "float32") -> None:
         self.socket = stream
+        self._coding: Coding = coding
         self._is_heard = coding == "pcm16"
         self.socket.setblocking(False)
         self.is_ready = False
@@ -149,6 +158,8 @@ class Link:
         self._keep = False
         self._is_sound = False
         self._has_proof = False
+        if coding == "live":
+            self.send(memoryview(client_frame(TEXT, START)))
 
     # -- out ------------------------------------------------------------------------------------
 
@@ -238,8 +249,9 @@ class Link:
         self._answered()
         if not self._has_proof:
             body = json.loads(self._kept)
-            pcm = base64.b64decode(body["audio"], validate=True)
-            if body["kind"] != "audio" or len(pcm) != OUTPUT_RATE_HZ * SAMPLE_BYTES:
+            pcm = base64.b64decode(body.get("audio") or body["delta"], validate=True)
+            sample_bytes = SAMPLE_BYTES if self._coding == "float32" else SAMPLE16_BYTES
+            if body.get("kind", "audio") != "audio" or len(pcm) != OUTPUT_RATE_HZ * sample_bytes:
                 raise LoadError("an answer that is no second of speech")
             self._has_proof = True
 
@@ -247,8 +259,8 @@ class Link:
         """Whether it is a second's words."""
         if b'"session.queue_done"' in text:
             self.send(memoryview(client_frame(TEXT, INIT)))
-        elif b'"session.created"' in text:
-            for message in CHOICE if self._is_heard else ():
+        elif b'"session.created"' in text or b'"session.started"' in text:
+            for message in CHOICE.get(self._coding, ()):
                 self.send(memoryview(client_frame(TEXT, message)))
             self.is_ready = True
         elif b'"type":"error"' in text:

@@ -2,7 +2,8 @@
 
 All contenders answer with the same bytes, and none of them twice in a row. A contender says which
 it is; a pattern says how units come; see `measure`. A second may come in pieces, as float32 in a
-conversation that is answered by speech, or as PCM16 to be transcribed, which is answered by words.
+conversation that is answered by speech, or as PCM16 to be transcribed, which is answered by words;
+or as a client of OpenAI's APIs sends it.
 """
 
 from __future__ import annotations
@@ -15,17 +16,21 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 import orjson
+import soxr
 
-from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES
+from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES
 from protocol.wire.codec import encode_base64
-from runtime.commands.bench_engine import Speech, camera_frame, load_speech
+from runtime.commands.bench import Speech, camera_frame, load_speech
 
 Contender = Literal["antiphon", "recorded", "echo", "websockets", "logged"]
 """Our server without and with recording, the echo on its transport, and the other library without
 and with a log of JSON lines."""
 CONTENDERS: Final[tuple[Contender, ...]] = ("antiphon", "recorded", "echo", "websockets", "logged")
-Coding = Literal["float32", "pcm16"]
+Coding = Literal["float32", "pcm16", "openai", "live"]
 CODINGS: Final[tuple[Coding, ...]] = ("float32", "pcm16")
+"""Of the sound that all contenders take."""
+OPENAI: Final[tuple[Coding, ...]] = ("openai", "live")
+"""Its Realtime and Live APIs: PCM16 at 24 kHz, which only our server takes."""
 Pace = Literal["flat", "spread", "together", "slow"]
 """Flat out; or a unit a second: spread over it, all at once, or spread and arriving slowly."""
 
@@ -55,7 +60,12 @@ QUEUE_DONE: Final = '{"type":"session.queue_done"}'
 CREATED: Final = '{"type":"session.created"}'
 """What the yardsticks say, so that one client can talk to all."""
 PATHS: Final[Mapping[Coding, str]] = MappingProxyType(
-    {"float32": "/v1/realtime?mode=video", "pcm16": "/v1/realtime?mode=transcription"}
+    {
+        "float32": "/v1/realtime?mode=video",
+        "pcm16": "/v1/realtime?mode=transcription",
+        "openai": "/v1/realtime?model=bench",
+        "live": "/v1/live/sessions",
+    }
 )
 """Where sound of a coding goes."""
 END: Final = " "
@@ -74,6 +84,7 @@ class Pattern:
         has_picture: a unit is a picture too, not sound alone.
         pieces: messages a unit, with a pause between them unless it goes flat out.
         coding: of the sound.
+        contenders: that are measured.
     """
 
     name: str
@@ -83,6 +94,7 @@ class Pattern:
     has_picture: bool = True
     pieces: int = 1
     coding: Coding = "float32"
+    contenders: tuple[Contender, ...] = CONTENDERS
 
 
 @attrs.frozen(kw_only=True)
@@ -91,24 +103,26 @@ class Plan:
 
     Attributes:
         patterns: run in every round, against every contender.
-        memory: what a session's memory is measured by, on a server that is fresh but for `first`.
+        memory: what a session's memory is measured by, on a server that is fresh but for `first`;
+            None: neither that nor the stages are measured.
         first: makes a server load what it loads once.
         capacity: of many sessions, recorded, once at the end.
         settle_s: for sessions to end and their logs to be finished, before the next are measured.
     """
 
     patterns: tuple[Pattern, ...]
-    memory: Pattern
+    memory: Pattern | None
     first: Pattern
     capacity: tuple[Pattern, ...]
     settle_s: float = 0.4
 
 
+SPREAD: Final = Pattern(name="20 spread", sessions=20, units=4, pace="spread")
 PATTERNS: Final = (
     Pattern(name="1 flat out", sessions=1, units=240, pace="flat"),
     Pattern(name="8 flat out", sessions=8, units=40, pace="flat"),
     Pattern(name="sound alone", sessions=1, units=240, pace="flat", has_picture=False),
-    Pattern(name="20 spread", sessions=20, units=4, pace="spread"),
+    SPREAD,
     Pattern(name="8 slowly", sessions=8, units=4, pace="slow"),
     Pattern(name="100 together", sessions=100, units=3, pace="together"),
     *(
@@ -125,27 +139,45 @@ PATTERNS: Final = (
         for pieces in (1, 10, 50)
     ),
 )
+PIECES: Final = attrs.evolve(SPREAD, name="20 ms pieces", has_picture=False, pieces=50)
+RECORDING: Final = (
+    *(
+        attrs.evolve(each, contenders=("antiphon", "recorded", "logged"))
+        for each in (SPREAD, PIECES)
+    ),
+    *(
+        attrs.evolve(PIECES, name=coding, coding=coding, contenders=("antiphon", "recorded"))
+        for coding in OPENAI
+    ),
+)
+"""For what recording costs: ours without and with it, next to the other that records."""
 CAPACITY_S: Final = 10
 PIECES_PART: Final = 60
 """Percent of the last run's sessions that send pieces of 20 ms: 300 of 500."""
 
 
-def make_plan(names: tuple[str, ...], sessions: int) -> Plan:
+def make_plan(names: tuple[str, ...], sessions: int, *, is_recording: bool = False) -> Plan:
     """Make the plan of the command.
 
     Args:
         names: of the patterns; none: all of them.
         sessions: of the last run; 0 leaves it out.
+        is_recording: measure only what recording costs.
     """
     many = Pattern(name=f"{sessions} spread", sessions=sessions, units=CAPACITY_S, pace="spread")
     sound = attrs.evolve(many, name=f"{many.name}, sound", has_picture=False)
     few = max(1, sessions * PIECES_PART // 100)
     pieces = attrs.evolve(sound, name=f"{few} spread, 20 ms", sessions=few, pieces=50)
+    capacity = (many,) if is_recording else (sound, many, pieces)
     return Plan(
-        patterns=tuple(each for each in PATTERNS if not names or each.name in names),
-        memory=Pattern(name="memory", sessions=100, units=4, pace="spread"),
+        patterns=tuple(
+            each
+            for each in (RECORDING if is_recording else PATTERNS)
+            if not names or each.name in names
+        ),
+        memory=None if is_recording else attrs.evolve(SPREAD, name="memory", sessions=100),
         first=Pattern(name="first", sessions=1, units=8, pace="flat"),
-        capacity=(sound, many, pieces) if sessions else (),
+        capacity=capacity if sessions else (),
     )
 
 
@@ -165,10 +197,12 @@ class Exchange:
 
     def pieces(self, count: int, coding: Coding = "float32") -> list[str]:
         """Write the messages of a second of sound, in so many pieces; the last one has `END`."""
-        if coding == "pcm16":
-            pcm = (self.sound * PCM16_MAX).astype("<i2").tobytes()
-        else:
+        if coding == "float32":
             pcm = self.sound.tobytes()
+        else:
+            is_heard, sound = coding == "pcm16", self.sound
+            sound = sound if is_heard else soxr.resample(sound, INPUT_RATE_HZ, OUTPUT_RATE_HZ)
+            pcm = (sound * PCM16_MAX).clip(-PCM16_MAX, PCM16_MAX).astype("<i2").tobytes()
         step = len(pcm) // count
         texts = [
             _append(encode_base64(pcm[at : at + step]), coding) for at in range(0, len(pcm), step)
@@ -184,12 +218,23 @@ def make_exchanges(count: int = UNITS_MADE) -> list[Exchange]:
 
 def output_second(speech: Speech, number: int) -> bytes:
     """Make a second of model speech: float32 LE, 24 kHz mono, all different."""
-    pcm = speech.second(number, rate_hz=OUTPUT_RATE_HZ, gain=0.9 + 0.0007 * number)
+    samples = np.frombuffer(speech.second(number), "<f4")
+    pcm = _scaled(soxr.resample(samples, INPUT_RATE_HZ, OUTPUT_RATE_HZ), 0.9 + 0.0007 * number)
     return pcm[: OUTPUT_RATE_HZ * SAMPLE_BYTES].ljust(OUTPUT_RATE_HZ * SAMPLE_BYTES, b"\0")
 
 
+def input_second(speech: Speech, number: int) -> bytes:
+    """Make a second of a user's speech: float32 LE, 16 kHz mono, all different."""
+    return _scaled(np.frombuffer(speech.second(number), "<f4"), 0.8 + 0.0007 * number)
+
+
+def _scaled(samples: npt.NDArray[np.float32], gain: float) -> bytes:
+    """As a browser's, samples are not whole 16-bit steps."""
+    return (samples * np.float32(gain)).astype("<f4").tobytes()
+
+
 def _make(speech: Speech, number: int) -> Exchange:
-    sound = speech.second(number, gain=0.8 + 0.0007 * number)
+    sound = input_second(speech, number)
     frames = [encode_base64(camera_frame(number))]
     return Exchange(
         frame=_append(encode_base64(sound), "float32", video_frames=frames) + END,
@@ -199,10 +244,13 @@ def _make(speech: Speech, number: int) -> Exchange:
 
 
 def _append(audio: str, coding: Coding, **rest: object) -> str:
-    if coding == "pcm16":
-        body: dict[str, object] = {"type": "input_audio_buffer.append", "audio": audio}
-    else:
-        body = {"type": "input.append", "input": {"audio": audio, **rest}}
+    match coding:
+        case "float32":
+            body: dict[str, object] = {"type": "input.append", "input": {"audio": audio, **rest}}
+        case "live":
+            body = {"type": "session.input_audio.append", "audio": audio}
+        case _:
+            body = {"type": "input_audio_buffer.append", "audio": audio}
     return orjson.dumps(body).decode()
 
 

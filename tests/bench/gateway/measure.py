@@ -22,7 +22,7 @@ from typing import Any, Final
 import anyio
 import attrs
 
-from runtime.commands.bench_engine import Times, sum_up
+from runtime.commands.bench import Times, sum_up
 from tests.bench.gateway.child import Child, child
 from tests.bench.gateway.material import CONTENDERS, Contender, Pattern, Plan
 
@@ -78,7 +78,7 @@ class Row:
         recorder_us: of the recorder's thread.
         p50_ms: of the latency.
         p99_ms: likewise.
-        of_websockets: `cpu`, `p50` and `p99` in terms of the yardstick's.
+        of_websockets: `cpu`, `p50` and `p99` in terms of the yardstick's, where it was measured.
     """
 
     pattern: str
@@ -100,8 +100,10 @@ class GatewayResult:
         rounds: of each pattern.
         unit_bytes: of the frame that brings a unit.
         rows: medians.
+        recording_us: CPU a unit with recording without that of one without it, by pattern.
         recorded_of_antiphon: CPU a unit with recording in terms of without, by pattern.
-        recorded_of_logged: CPU a unit in terms of the yardstick that records too, by pattern.
+        recorded_of_logged: CPU a unit in terms of the yardstick that records too, by pattern; 0
+            where that does not speak the protocol.
         memory_bytes: a session's, by contender.
         busy_bytes: the same, at the most while units came.
         stages_us: CPU of our server's event loop a unit, by stage; with recording.
@@ -114,6 +116,7 @@ class GatewayResult:
     rounds: int
     unit_bytes: int
     rows: list[Row]
+    recording_us: dict[str, float]
     recorded_of_antiphon: dict[str, float]
     recorded_of_logged: dict[str, float]
     memory_bytes: dict[Contender, int]
@@ -195,11 +198,13 @@ class _Bench:
 
     async def memory(self, contender: Contender, plan: Plan) -> tuple[int, int]:
         """What a session takes in a fresh server: when its units are done, and at most."""
-        server = self.servers[contender]
+        server, pattern = self.servers[contender], plan.memory
         _, _, first = await self.measure(server, plan.first)
-        _, _, after = await self.measure(server, plan.memory)
+        if pattern is None:
+            return 0, 0
+        _, _, after = await self.measure(server, pattern)
         grown, most = (after[key] - first["memory_bytes"] for key in ("memory_bytes", "most_bytes"))
-        return max(0, grown // plan.memory.sessions), max(0, most // plan.memory.sessions)
+        return max(0, grown // pattern.sessions), max(0, most // pattern.sessions)
 
     async def stages(self, pattern: Pattern) -> dict[str, float]:
         """Split the CPU of a recorded unit, on a server that measures itself."""
@@ -256,10 +261,15 @@ async def measure_gateway(
             turn = number % len(CONTENDERS)
             for pattern in plan.patterns:
                 tell(f"round {number + 1} of {rounds}: {pattern.name}")
-                turned = (*CONTENDERS[turn:], *CONTENDERS[:turn])
-                runs += [await bench.run(number, contender, pattern) for contender in turned]
-        tell("by stage")
-        stages = await bench.stages(plan.patterns[0])
+                runs += [
+                    await bench.run(number, contender, pattern)
+                    for contender in (*CONTENDERS[turn:], *CONTENDERS[:turn])
+                    if contender in pattern.contenders
+                ]
+        stages = {}
+        if plan.memory is not None:
+            tell("by stage")
+            stages = await bench.stages(plan.patterns[0])
         many: list[Run] = []
         for pattern in plan.capacity:
             tell(f"on one core: {pattern.name}")
@@ -268,7 +278,21 @@ async def measure_gateway(
         machine=machine,
         rounds=rounds,
         unit_bytes=load.hello["frame_bytes"],
-        rows=[_row(runs, pattern, each) for pattern in plan.patterns for each in CONTENDERS],
+        rows=[
+            _row(runs, pattern, each) for pattern in plan.patterns for each in pattern.contenders
+        ],
+        recording_us={
+            pattern.name: round(
+                statistics.median(
+                    recorded.cpu_us - without.cpu_us
+                    for recorded, without in zip(
+                        _of(runs, pattern, "recorded"), _of(runs, pattern, "antiphon"), strict=True
+                    )
+                ),
+                1,
+            )
+            for pattern in plan.patterns
+        },
         recorded_of_antiphon={
             pattern.name: _ratio(runs, pattern, "recorded", "antiphon", _cpu)
             for pattern in plan.patterns
@@ -309,7 +333,9 @@ def _ratio(
     yardstick: Contender,
     figure: Callable[[Run], float],
 ) -> float:
-    """The median of a figure's ratio within each round."""
+    """The median of a figure's ratio within each round; 0 without the yardstick."""
+    if yardstick not in pattern.contenders:
+        return 0.0
     pairs = zip(_of(runs, pattern, contender), _of(runs, pattern, yardstick), strict=True)
     return round(statistics.median(figure(one) / figure(other) for one, other in pairs), 2)
 

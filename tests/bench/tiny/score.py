@@ -20,6 +20,7 @@ import numpy as np
 from protocol.values.model import INPUT_RATE_HZ, UNIT_SAMPLES, UnitResult
 from runtime.model.backends.minicpmo import device
 from runtime.model.backends.minicpmo.model import SLOTS, DuplexModel
+from runtime.model.backends.minicpmo.quantized import BITS
 from runtime.settings.settings import DEVICES, DTYPES
 from tests.bench.tiny.score_chat import (
     colour_pictures,
@@ -291,15 +292,19 @@ def main() -> None:
     parser.add_argument("--device", choices=DEVICES, default="cpu")
     parser.add_argument("--dtype", choices=DTYPES, default="fp32")
     parser.add_argument("--slots", type=int, default=SLOTS)
+    parser.add_argument("--quantize", choices=BITS, help="as of `antiphon serve`")
+    parser.add_argument("--only", default=",".join(SCORES), help="scores, with commas")
     options = parser.parse_args()
     dtype = device.DTYPES[options.dtype]
     where = device.pick_device(options.device, prefer_cuda=False)
-    model = DuplexModel.load(options.model, slots=options.slots, device=where, dtype=dtype)
-    print(
-        json.dumps(
-            {name: score(model, options.heldout) for name, score in SCORES.items()}, indent=1
-        )
+    model = DuplexModel.load(
+        options.model, slots=options.slots, device=where, dtype=dtype, quantize=options.quantize
     )
+    chosen = options.only.split(",")
+    found = {
+        name: score(model, options.heldout) for name, score in SCORES.items() if name in chosen
+    }
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -355,11 +355,11 @@ async def test_nothing_that_goes_wrong_with_the_file_ends_the_server(
     """A machine that is short of threads for a moment would end every session."""
     ring = KeyRing(write(path, key("a")))
 
-    def fail() -> None:
+    def fail(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as short:
-        short.setattr(ring, "_read", fail)
+        short.setattr(ring_module, "read_key_file", fail)
         for _ in range(3):
             await ring.refresh()
     assert names(ring) == ["a"]

@@ -24,7 +24,6 @@ from runtime.api.views import (
     MAKING_MAX,
     SOUNDS_MAX,
     SOUNDS_PER_KEY_MAX,
-    Bounds,
     Viewer,
 )
 from runtime.net.http import make_app
@@ -268,7 +267,7 @@ async def test_a_page_that_is_too_large_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A log could be made to fill the disk."""
-    bounds = dict.fromkeys(views.BOUNDS, Bounds(1, 1, PIECE_BYTES))
+    bounds = dict.fromkeys(views.BOUNDS, (1, 1, PIECE_BYTES))
     monkeypatch.setattr(views, "BOUNDS", bounds)
     for path in (PAGE, SOUND):
         refused = await Shop(folder).answer("anna", path=path)

@@ -16,7 +16,7 @@ from websockets.sync.server import ServerConnection
 
 import antiphon
 from antiphon import Closed, ErrorReport, Listen, LocalProtocolError, QueuePlace, Speech
-from protocol.wire.codec import decode_base64
+from protocol.wire.codec import Value
 from runtime.client import resuming
 from runtime.client.duplex import answer_call
 from runtime.client.resuming import BACKOFF_S_MAX, backoff_s
@@ -133,7 +133,10 @@ async def test_frames_and_interruptions_are_sent() -> None:
     first, cut, rest, goodbye = heard
     assert first["input"]["video_frames"]
     assert cut["input"]["force_listen"]
-    sizes = [len(decode_base64("", event["input"]["audio"])) // 4 for event in (first, cut, rest)]
+    sizes = [
+        len(Value(path="", value=event["input"]["audio"]).binary()) // 4
+        for event in (first, cut, rest)
+    ]
     assert sizes == [16_000, 4_000, 12_000]
     assert goodbye["type"] == "session.close"
 
@@ -466,7 +469,7 @@ async def test_whatever_a_function_returns_is_a_result(returns: Any, output: str
     said: list[Any] = []
 
     class Raw:
-        async def say(self, message: Any) -> None:
+        async def send(self, message: Any) -> None:
             said.append(message)
 
     call = antiphon.ToolCall(id="call_1", name="clock", arguments="{}")

@@ -21,7 +21,7 @@ from protocol.values.messages import Response
 from protocol.values.model import ChatConfig
 from runtime.cli import main
 from runtime.client.terminal import UnusableError
-from runtime.commands.chat import Chat, ChatOptions, JsonAnswer, TextAnswer, read_media
+from runtime.commands.chat import Chat, JsonAnswer, TextAnswer, read_media
 from runtime.commands.server_process import RUN
 from tests.live.servers import live_server
 from tests.network.peers import (
@@ -240,10 +240,8 @@ def test_what_was_said_is_remembered() -> None:
     """The model would not know what the second question is about."""
     heard: list[dict[str, Any]] = []
     with peer(answering("one.", "two.", heard=heard)) as url:
-        asking = ChatOptions(
-            url=url, dialect="realtime", streams=True, speech=None, config=ChatConfig()
-        )
-        chat = Chat(asking, system="s", media=(), speak=None)
+        how = {"dialect": "realtime", "streams": True, "speech": None, "config": ChatConfig()}
+        chat = Chat(url=url, system="s", **how)
         first = chat.ask("a?", TextAnswer())
         chat.ask("b?", JsonAnswer())
     assert isinstance(first, Response)

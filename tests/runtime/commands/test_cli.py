@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 
 from protocol.values.modes import MODES
 from protocol.values.state import SessionKind, diagram
-from runtime.cli import GROUPS, MOVED, main
+from runtime.cli import GROUPS, main
 from runtime.commands.server_process import RUN
 from runtime.settings.settings import Settings, declared
 from tests.golden.logs import FOLDER
@@ -62,6 +62,8 @@ def test_a_command_that_is_not_there_is_said_to_be() -> None:
     ("line", "meant"),
     [
         ("keys ad", "Did you mean 'add'?"),
+        ("verify x", "Did you mean: antiphon recordings verify?"),
+        ("bench", "Did you mean: antiphon dev bench?"),
         ("serve --prot 1", "'--port'"),
         ("serve --default-mode vdeo", "did you mean video?"),
         ("serve --model tinny --port 0 --no-record", "did you mean tiny?"),
@@ -76,16 +78,6 @@ def test_what_is_mistyped_is_answered_with_what_was_meant(line: str, meant: str)
     wrong = antiphon(*line.split())
     assert wrong.exit_code in {1, 2}
     assert meant in wrong.stderr
-
-
-@pytest.mark.parametrize("old", MOVED)
-@pytest.mark.parametrize("more", ["", "--help", "more words"])
-def test_an_old_name_is_answered_with_the_new_one(old: str, more: str) -> None:
-    """Who knows the old name would search the help for it."""
-    moved = antiphon(*old.split(), *more.split())
-    assert moved.exit_code == 2
-    assert moved.stderr == f"Error: antiphon {old} is now {MOVED[old]}\n"
-    assert old not in COMMANDS
 
 
 def test_the_help_has_its_commands_under_headings() -> None:

@@ -13,10 +13,11 @@ from click.testing import CliRunner, Result
 from safetensors.torch import load_file, save_file
 
 from runtime.cli import main
-from runtime.commands.doctor import Diagnosis, Finding, Question, examine
+from runtime.commands.doctor import Diagnosis, Finding, examine
 from runtime.model.backends.minicpmo import device, machine
 from runtime.model.backends.minicpmo.checkpoint import WEIGHTS
 from runtime.model.backends.minicpmo.model import VOCODER, DuplexModel
+from runtime.settings.settings import Settings
 from tests.models.quantized import FORMS, rewrite
 from tests.models.random_model import write_checkpoint
 
@@ -35,7 +36,7 @@ def of(found: Diagnosis, check: str) -> list[Finding]:
 
 def problem(folder: Path, check: str, **question: Any) -> str:
     """The one problem of a model that would not be served."""
-    found = examine(Question(model=str(folder), **question))
+    found = examine(Settings(model=str(folder), **question))
     assert not found.would_serve
     (finding,) = of(found, check)
     assert finding.state == "problem"
@@ -44,7 +45,7 @@ def problem(folder: Path, check: str, **question: Any) -> str:
 
 def test_a_sound_checkpoint_would_be_served(checkpoint: Path) -> None:
     """The doctor would keep an operator from serving what works."""
-    found = examine(Question(model=str(checkpoint)))
+    found = examine(Settings(model=str(checkpoint)))
     assert found.would_serve
     checks = ["folder", "config", "weights", "tokenizer", "vocoder", "device", "memory"]
     assert [finding.check for finding in found.findings] == [*checks, "full replay"]
@@ -65,7 +66,7 @@ def test_nothing_is_loaded(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("runtime.model.backends.minicpmo.checkpoint.load_parts", refuse)
     monkeypatch.setattr("runtime.model.backends.minicpmo.model.load_parts", refuse)
-    assert examine(Question(model=str(checkpoint))).would_serve
+    assert examine(Settings(model=str(checkpoint))).would_serve
 
 
 def test_each_wrong_key_is_told(copied: Path) -> None:
@@ -75,7 +76,7 @@ def test_each_wrong_key_is_told(copied: Path) -> None:
     state["llm.stranger"] = torch.zeros(1)
     state["tts.emb_text.weight"] = torch.zeros(2, 2)
     save_file(state, copied / WEIGHTS)
-    found = examine(Question(model=str(copied)))
+    found = examine(Settings(model=str(copied)))
     assert not found.would_serve
     said = [finding.says for finding in of(found, "weights")]
     assert len(said) == 3
@@ -100,7 +101,7 @@ def test_what_is_missing_is_named(copied: Path) -> None:
 def test_without_a_vocoder_it_serves_text(copied: Path) -> None:
     """A model would be refused for want of a voice, or nobody told why it is silent."""
     shutil.rmtree(copied / VOCODER)
-    found = examine(Question(model=str(copied)))
+    found = examine(Settings(model=str(copied)))
     assert found.would_serve
     (finding,) = of(found, "vocoder")
     assert (finding.state, finding.says) == ("note", "no vocoder: text only")
@@ -118,7 +119,7 @@ def test_slots_that_do_not_fit_are_a_problem(
 ) -> None:
     """A server would be started that dies when its slots fill."""
     monkeypatch.setattr(device, "free_bytes", lambda _: 40_000_000)
-    assert examine(Question(model=str(checkpoint), slots=2)).would_serve
+    assert examine(Settings(model=str(checkpoint), slots=2)).would_serve
     assert "sessions fit" in problem(checkpoint, "memory", slots=500)
 
 
@@ -126,20 +127,20 @@ def test_what_quantising_saves_is_told(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An operator with a small card would not know that the model can be served on it."""
-    (told,) = of(examine(Question(model=str(checkpoint))), "memory")
+    (told,) = of(examine(Settings(model=str(checkpoint))), "memory")
     assert "sessions fit (with --quantize: int4 " in told.says
     assert ", int8 " in told.says
-    found = examine(Question(model=str(checkpoint), quantize="int4"))
+    found = examine(Settings(model=str(checkpoint), quantize="int4"))
     assert found.would_serve
     assert replayed(checkpoint, quantize="int4").state == "ok"
-    plain = examine(Question(model=str(checkpoint))).memory
+    plain = examine(Settings(model=str(checkpoint))).memory
     assert found.memory is not None
     assert plain is not None
     assert found.memory.weight_bytes < plain.weight_bytes
     (tmp_path / "plain").mkdir()
     copied, _ = rewrite(write_checkpoint(tmp_path / "plain"), tmp_path / "made", FORMS["awq"])
-    assert examine(Question(model=str(copied))).would_serve
-    (told,) = of(examine(Question(model=str(copied))), "memory")
+    assert examine(Settings(model=str(copied))).would_serve
+    (told,) = of(examine(Settings(model=str(copied))), "memory")
     assert "--quantize" not in told.says
     assert "its files are quantised (awq)" in problem(copied, "memory", quantize="int8")
 
@@ -154,7 +155,7 @@ def test_a_gpu_that_is_not_there_is_a_problem(
 
 def replayed(folder: Path, **question: Any) -> Finding:
     """What is said of full replay."""
-    (finding,) = of(examine(Question(model=str(folder), **question)), "full replay")
+    (finding,) = of(examine(Settings(model=str(folder), **question)), "full replay")
     return finding
 
 
@@ -180,7 +181,7 @@ def test_what_a_gpu_may_replay_is_told(checkpoint: Path, monkeypatch: pytest.Mon
 
 def test_a_script_needs_nothing() -> None:
     """Whoever tries the server without a model would be told to get one."""
-    assert examine(Question(model="scripted")).would_serve
+    assert examine(Settings(model="scripted")).would_serve
 
 
 def test_the_command_s_exit_code_is_its_verdict(checkpoint: Path, copied: Path) -> None:

@@ -21,8 +21,8 @@ from rich.console import Console
 
 from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ
 from runtime.cli import main
-from runtime.commands.talk import CAPTURED_S_MAX, Devices, LineView, PlayingObserver
-from runtime.commands.talk_session import Plan, Tally, talk
+from runtime.commands.talk import LineView
+from runtime.commands.talk_session import CAPTURED_S_MAX, Devices, Plan, Tally, talk
 from runtime.settings.extras import install
 from tests.live.servers import live_server
 
@@ -105,7 +105,7 @@ def test_what_is_spoken_is_answered_aloud(sounddevice: Any) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(until_spoken)
             plan = Plan(microphone=devices)
-            observer = PlayingObserver(LineView(Console(file=io.StringIO())), devices)
+            observer = LineView(Console(file=io.StringIO()))
             await talk(url, plan, observer, mode="audio", tally=tally, stop=stop)
             tasks.cancel_scope.cancel()
 
@@ -155,7 +155,7 @@ def test_a_missing_library_is_said(
     def load(_: str) -> ModuleType:
         raise raises
 
-    monkeypatch.setattr("runtime.commands.talk.import_module", load)
+    monkeypatch.setattr("runtime.commands.talk_session.import_module", load)
     result = CliRunner().invoke(main, ["talk", "--mic"])
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert said in result.stderr

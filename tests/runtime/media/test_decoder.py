@@ -80,6 +80,7 @@ async def test_a_video_is_decoded_the_same_in_a_process_and_here() -> None:
     assert (len(made.pictures), len(made.stacked), len(made.pcm)) == (2, 1, 128_000)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 @pytest.mark.parametrize("kind", ["wav", "audio"])
 async def test_a_packed_sound_is_decoded_the_same_in_a_process_and_here(kind: MediaKind) -> None:

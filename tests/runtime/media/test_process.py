@@ -48,11 +48,13 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
 
 
 @pytest.mark.parametrize("stack_frames", [1, 3])
+@pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 async def test_it_answers_as_the_decoder_does(stack_frames: int) -> None:
     """A video would lose a picture, or its sound, on the way back."""
     assert await decode_in_process(SMALL, str(stack_frames)) == read_video(SMALL, stack_frames)
 
 
+@pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 async def test_a_refusal_comes_back_in_words() -> None:
     """A client would not learn what is wrong with its video."""
     assert await reason(b"no video") == "the video is not of MP4, QuickTime, Matroska or WebM"
@@ -113,6 +115,7 @@ async def test_a_process_that_cannot_start_is_a_refusal() -> None:
     assert await reason(SMALL, command=("/no/such/python",)) == "the video cannot be decoded now"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("code", "error"),
     [

@@ -39,7 +39,7 @@ from tests.models import random_model
 from tests.models.blocking import open_session
 from tests.models.random_model import facts
 
-WAIT_S = 10
+WAIT_S = 30
 """A thread that waits longer than this was forgotten: the test fails instead of hanging."""
 SECOND_NS = 1_000_000_000
 

@@ -158,6 +158,7 @@ LONG: Final = Message(
 """Of several pictures, each of several slices, several sounds, and several blocks to be fed."""
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 @pytest.mark.parametrize("kind", [See, Recall, Feed])
 async def test_an_interrupt_cuts_the_prefill(
@@ -257,6 +258,7 @@ CUTS: Final[list[tuple[type[Work], int, int]]] = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 @pytest.mark.parametrize(("kind", "at", "cut"), sample(CUTS, FEW_CUTS))
 async def test_a_cut_amid_speech_ends_it_and_is_found_again_by_a_replay(  # noqa: PLR0917

@@ -17,7 +17,7 @@ from runtime.model.backends.base import BackendGone
 from runtime.model.engine import engine as engine_module
 from runtime.model.engine.engine import Engine
 
-WAIT_S = 10
+WAIT_S = 30
 DUE_NS = 1_000_000_000
 
 

@@ -191,6 +191,7 @@ def test_a_failed_unit_is_rolled_back(
     assert rows + run(session, units(2, first=2)) == straight[:4]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "cut",
     [
@@ -345,6 +346,7 @@ def without_the_second(model: DuplexModel) -> list[Row]:
         return run(open_one(), [*units(1), *units(2, first=2)])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "bad",
     [

@@ -432,14 +432,14 @@ def test_ten_tokens_are_spoken_together(
 ) -> None:
     """The speech decoder would be fed otherwise than it was trained."""
     spoken: list[tuple[int, bool]] = []
-    real = chat_module.Mouth.say
+    real = chat_module.Speaker.speak
 
     def noted(self: Any, text: Sequence[Any], tell: Any, *, last: bool) -> Any:
         spoken.append((len(text), last))
         return real(self, text, tell, last=last)
 
     monkeypatch.setattr(chat_module, "CODES_MAX", 30)
-    monkeypatch.setattr(chat_module.Mouth, "say", noted)
+    monkeypatch.setattr(chat_module.Speaker, "speak", noted)
     answer(model, ask(max_new_tokens=23))
     assert spoken == [(10, False), (10, False), (3, True)]
     spoken.clear()
@@ -457,7 +457,7 @@ def test_thoughts_are_not_spoken(tiny: DuplexModel) -> None:
         length=0,
         stop=lambda _: False,
         emit=lambda _: None,
-        mouth=None,
+        speaker=None,
     )
     chat = tiny.tokens.chat
     ids = [5, chat.think, 6, 7, chat.think_end, 8]

@@ -355,6 +355,7 @@ def said_aloud(model: DuplexModel, turn: Turn, monkeypatch: pytest.MonkeyPatch) 
     return given
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("text", "aloud"),
     [

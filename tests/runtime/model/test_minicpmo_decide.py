@@ -232,8 +232,8 @@ def test_speech_has_a_minimum_amid_a_turn_only(
 
     end = [ids.turn_eos, ids.listen] if is_last else [ids.chunk_eos]
     left = iter([ids.speak, ids.chunk_eos] * (length > 0) + [ids.speak, *end])
-    monkeypatch.setattr(unit_module, "decide", lambda *_, **__: next(left))
-    monkeypatch.setattr("runtime.model.backends.minicpmo.logits.decide_code", decide_code)
+    monkeypatch.setattr(unit_module.sampling, "decide", lambda *_, **__: next(left))
+    monkeypatch.setattr("runtime.model.backends.minicpmo.sampling.decide_code", decide_code)
     session = open_session(model, opening())
     if length:
         session.run_unit(unit(0))

@@ -31,7 +31,7 @@ from runtime.model.backends.minicpmo.tokens import Tokens
 from runtime.model.backends.minicpmo.vision import FusedVision
 from runtime.model.models import tiny_path
 from tests.models.flash import flash_on_cpu
-from tests.models.random_model import CONFIG, changed
+from tests.models.random_model import CONFIG, SMALL, changed
 
 ROOT = Path(__file__).parents[3]
 VOCABULARY = 20_000
@@ -164,12 +164,13 @@ SHAPES = (
 )
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("change", SHAPES)
 def test_models_of_odd_shapes_are_warmed_up(
     change: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A GPU would refuse to start for a model that it could serve, or write past its memory."""
-    parts = Parts(read_config(changed(CONFIG, change), "odd")).requires_grad_(False).eval()
+    parts = Parts(read_config(changed(CONFIG, SMALL, change), "odd")).requires_grad_(False).eval()
     means = Means(is_flash=True, is_alone=True, sizes=lambda *_: (2,))
     with flash_on_cpu():
         machine = Machine(parts, None, 2, means=means)

@@ -79,10 +79,11 @@ def test_slots_fill_the_memory_and_no_more() -> None:
 def test_one_whole_context_is_counted_however_little_is_shared() -> None:
     """A small GPU would be promised sessions for which it has no memory."""
     needs = plan(config_of(CONFIG), torch.float32, None, 10)
-    assert needs.context_bytes // needs.session_bytes["llm"] == 10
-    own = needs.each_bytes(CUDA) - needs.session_bytes["llm"]
+    each = needs.session_bytes["llm"] + needs.session_bytes["tts"]
+    assert needs.context_bytes // each == 10
+    own = needs.each_bytes(CUDA) - each
     for fit in range(25):
-        shared = max(needs.context_bytes, fit * needs.session_bytes["llm"]) * bool(fit)
+        shared = max(needs.context_bytes, fit * each) * bool(fit)
         memory = int((needs.model_bytes + fit * own + shared) / 0.9) + 2
         assert needs.slots_that_fit(memory, CUDA) == fit
         if fit:

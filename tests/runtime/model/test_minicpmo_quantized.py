@@ -118,6 +118,18 @@ def test_a_product_in_blocks_is_the_same_to_rounding(
     assert all(torch.equal(layer(x.repeat(4, 1)[:n])[:16], layer(x)[:n]) for n in PROBE_ROWS[:3])
 
 
+@pytest.mark.parametrize("name", ["awq", "gptq", "gptq 8 bits"])
+def test_a_product_in_16_bits_is_that_of_the_float_weights(folders: Folders, name: str) -> None:
+    """More would be lost than what the format of the product costs: one rounding of each sum."""
+    layer = parts_of(folders(name)[0]).get_submodule(GATE)
+    x = torch.randn(16, layer.in_features, generator=torch.Generator().manual_seed(1)).bfloat16()
+    product, weight = layer(x), layer.weight(torch.float32).bfloat16()
+    assert torch.equal(product, F.linear(x, weight))
+    exact = F.linear(x.double(), weight.double())
+    half_a_step = torch.finfo(torch.bfloat16).eps / 2 * exact.abs()
+    assert ((product.double() - exact).abs() <= half_a_step + 1e-5).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_rows_have_their_own_bits_in_any_batch(folders: Folders, dtype: torch.dtype) -> None:
     """What a session says would depend on who else speaks."""

@@ -110,6 +110,7 @@ def test_the_largest_step_holds_everyone(slots: int) -> None:
         assert max(some) * length * width <= NUMBERS_MAX
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("count", [1, 2, UNIT_ROWS, 5, 80])
 @pytest.mark.parametrize("lengths", [(600, 20, 300), (128, 127)])
 def test_a_step_gives_what_rows_by_themselves_give(

@@ -50,7 +50,7 @@ def units(count: int) -> list[Unit]:
 def script(monkeypatch: pytest.MonkeyPatch, *tokens: int) -> None:
     """Let the model decide these ids, one after the other."""
     left = iter(tokens)
-    monkeypatch.setattr(unit_module, "decide", lambda *_, **__: next(left))
+    monkeypatch.setattr(unit_module.sampling, "decide", lambda *_, **__: next(left))
 
 
 def word(model: DuplexModel) -> int:
@@ -243,7 +243,7 @@ def test_history_holds_what_was_decided(
         histories.append(history)
         return next(left)
 
-    monkeypatch.setattr(unit_module, "decide", decide)
+    monkeypatch.setattr(unit_module.sampling, "decide", decide)
     session = start()
     run(session, [*units(2), unit(2, SPEAKS, force_listen=True), unit(3, SPEAKS)])
     assert histories[0] == ()
@@ -292,7 +292,7 @@ def test_a_unit_that_must_speak_does_not_begin_with_listening(
         scales.append(config.listen_prob_scale)
         return next(left)
 
-    monkeypatch.setattr(unit_module, "decide", decide)
+    monkeypatch.setattr(unit_module.sampling, "decide", decide)
     session = start(opening(SPEAKS, listen_prob_scale=2.0))
     forced = session.run_unit(unit(0, SPEAKS, force_speak=True))
     session.finalize(0, interrupted=False)

@@ -348,6 +348,7 @@ DAMAGES: dict[str, Damage] = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("models", "recorded"), LOST, indirect=True)
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("damage", DAMAGES)

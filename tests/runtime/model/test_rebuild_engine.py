@@ -36,7 +36,7 @@ from protocol.values.model import (
     Voice,
 )
 from recorder.read.past import voiced
-from runtime.commands.bench_engine import load_speech
+from runtime.commands.bench import load_speech
 from runtime.model.backends.base import (
     Backend,
     BackendError,
@@ -189,6 +189,7 @@ def compared(done: Sequence[tuple[Unit, UnitResult, Finalized]]) -> list[tuple[o
     return [(*facts(result), made) for _, result, made in done]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 @pytest.mark.parametrize("count", COUNTS)
 async def test_a_session_goes_on_on_another_worker(
@@ -229,6 +230,7 @@ def damaged(one: PastUnit) -> list[PastUnit]:
     ]
 
 
+@pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 async def test_a_damaged_past_is_refused(pair: Pair, never_lost: NeverLost) -> None:
     """A caller would go on in a session that is not theirs."""
     past = past_of((await never_lost(pair[0]))[:8])
@@ -395,6 +397,7 @@ async def heard(backend: Backend, seconds: Sequence[tuple[int, int]], slot: int)
     return results
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 async def test_an_open_utterance_is_run_again(pair: Pair) -> None:
     """A transcript would have other words after a worker was lost."""

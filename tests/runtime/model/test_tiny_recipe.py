@@ -40,7 +40,7 @@ from protocol.values.model import (
     UnitResult,
     Voice,
 )
-from runtime.model.backends.minicpmo.chat import Mouth
+from runtime.model.backends.minicpmo.chat import Speaker
 from runtime.model.backends.minicpmo.logits import CodeLogits
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.tokens import Tokens
@@ -238,6 +238,7 @@ def world() -> World:
     )
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("task", TASKS)
 def test_turns_never_overlap(world: World, task: str) -> None:
     """Training would ask for two answers at once."""
@@ -453,7 +454,7 @@ def test_an_answer_of_chat_is_spoken_as_the_engine_speaks_it(
     )
     vocoder = model.machine.vocoder
     assert vocoder is not None
-    mouth = Mouth(
+    speaker = Speaker(
         parts=parts,
         vocoder=vocoder,
         voice="any",
@@ -464,7 +465,7 @@ def test_an_answer_of_chat_is_spoken_as_the_engine_speaks_it(
     )
     text, rows = list(zip(ids, states, strict=True)), []
     for piece, last in ((text[:10], False), (text[10:], True)):
-        steps = mouth.say(piece, lambda *_: None, last=last)
+        steps = speaker.speak(piece, lambda *_: None, last=last)
         work = next(steps)
         with contextlib.suppress(StopIteration):
             while True:

@@ -247,6 +247,37 @@ def test_what_a_client_sees_waits_for_the_log(
     on_virtual_time(body)
 
 
+def test_a_session_knows_that_its_log_failed_before_a_frame_goes_out() -> None:
+    """A client that answers that frame is told that it is recorded, by a server whose disk is full.
+
+    The recorder's thread wakes those that wait, and reports the failure a moment later.
+    """
+    failures: list[bool] = []
+
+    class Fails:
+        steps_of_all = 0
+        failure: LogFailed | None = None
+
+        def append(self, *_records: Record, urgent: bool) -> None:
+            pass
+
+        async def written(self, seq: int) -> None:
+            self.failure = LogFailed(f"record {seq} found no room")
+            raise self.failure
+
+        def abandon(self, reason: str) -> None:
+            pass
+
+    async def body() -> None:
+        one = Journal(lambda _: cast("SessionLog", Fails()), lambda: failures.append(True))
+        session, _ = Session.open(OPENED)
+        event = FrameReceived(at_ns=0, frame="{}")
+        await one.append_effects(session, event, (Send(ordinal=0, frame="a"),))()
+        assert failures == [True]
+
+    on_virtual_time(body)
+
+
 def test_a_log_that_nobody_wants_is_waited_for_once() -> None:
     """With a disk that hangs, each answer of a session that is not recorded would take 10 s."""
 

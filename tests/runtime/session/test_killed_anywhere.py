@@ -21,6 +21,7 @@ STEP = 3
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", LIVES)
 def test_a_session_goes_on_from_any_block(tmp_path: Path, name: str) -> None:
     """A conversation was lost, or went on as another one, where its server was killed."""
@@ -67,6 +68,7 @@ def _rest_of_a_step_is_late(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Journal, "go_on", go_on)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("plant", "name"),
     [

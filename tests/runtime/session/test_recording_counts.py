@@ -7,13 +7,18 @@ from functools import partial
 from typing import Final
 
 import anyio
+import attrs
 import pytest
 
+from protocol.values.model import UNIT_BYTES
+from protocol.values.requests import Append
+from protocol.wire.dialects.realtime import REALTIME
 from recorder.write.log import Loop, SessionLog
 from recorder.write.writer import Durability, Recorder, RecorderPolicy
-from runtime.commands.bench_engine import load_speech
+from runtime.commands.bench import load_speech
 from runtime.session.identity import SystemIdentities
 from tests.bench.recording import Talker, make_unit
+from tests.project.sampling import ONE_LOOP
 from tests.recorder.test_samples import PATH, MemoryDisk, record
 
 pytestmark = pytest.mark.anyio
@@ -51,6 +56,7 @@ def talkers(recorder: Recorder, sessions: int) -> list[Talker]:
 
 @pytest.mark.parametrize(("durability", "syncs"), [("none", 0), ("interval", 1), ("unit", 1)])
 @pytest.mark.parametrize("late", [0, 1, 3])
+@pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 async def test_a_second_of_a_session_is_one_block(
     durability: Durability, syncs: int, late: int
 ) -> None:
@@ -87,6 +93,49 @@ async def test_a_second_of_a_session_is_one_block(
         assert handed_over.count == units
         assert disk.calls.count("write") == units
         assert disk.calls.count("sync") <= syncs * units * 1.2
+        for talker in sessions:
+            await talker.finish()
+
+
+async def test_a_second_in_pieces_is_one_block() -> None:
+    """Each piece of 25 ms would wake the thread, or be a block of its own."""
+    disk, now_s = MemoryDisk(), 0.0
+    size = UNIT_BYTES // PARTS
+    pcm = UNITS[0].append.pcm
+    frames = [
+        REALTIME.encode_request(Append(pcm=pcm[at : at + size]))
+        for at in range(0, UNIT_BYTES, size)
+    ]
+    last = attrs.evolve(UNITS[0], frame=frames.pop())
+    with Recorder(disk=disk, clock=lambda: now_s, inline=True) as recorder:
+        sessions = talkers(recorder, SESSIONS)
+        handed_over = recorder._shared.called_up = HandOvers()
+
+        async def second(number: int) -> None:
+            nonlocal now_s
+            for part in range(PARTS):
+                now_s = number + part / PARTS
+                for place, talker in enumerate(sessions):
+                    heard = (part - place) % PARTS
+                    if number == 0 and part < place:
+                        continue
+                    if heard < len(frames):
+                        talker.hear(frames[heard])
+                    else:
+                        await talker.unit(last)
+                if part % round(PARTS * TICK_S) == 0:
+                    recorder._serve_aged()
+
+        await second(0)
+        await second(1)
+        handed_over.count, blocks = 0, recorder.statistics.blocks
+        disk.calls.clear()
+        for number in range(2, SECONDS):
+            await second(number)
+        units = SESSIONS * (SECONDS - 2)
+        assert recorder.statistics.blocks - blocks == units
+        assert handed_over.count == units
+        assert disk.calls.count("write") == units
         for talker in sessions:
             await talker.finish()
 

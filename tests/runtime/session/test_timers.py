@@ -12,7 +12,7 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.events import TimerName
 from recorder.read.past import Past
-from runtime.session.timers import Timers
+from runtime.session.driver import Timers
 from tests.sessions.in_memory import on_virtual_time
 
 S = 1_000_000_000

@@ -19,7 +19,6 @@ from runtime.slots.admission import (
     QUEUE_REPORTED_MAX,
     SESSION_S_ASSUMED,
     Admission,
-    AdmissionState,
     Refused,
     Ticket,
 )
@@ -59,9 +58,7 @@ class Guest:
 class House:
     """An admission with its guests, a clock that is set by hand and ids that count."""
 
-    def __init__(
-        self, *slots: int, queue_max: int = QUEUE_MAX, state: AdmissionState = "open"
-    ) -> None:
+    def __init__(self, *slots: int, queue_max: int = QUEUE_MAX) -> None:
         self.now_ns = 0
         self.diary: list[tuple[str, str]] = []
         self.pool = Pool(*(slots or (1,)))
@@ -72,7 +69,6 @@ class House:
             clock_ns=lambda: self.now_ns,
             new_ticket_id=lambda: f"ticket_{next(numbers):012x}",
             queue_max=queue_max,
-            state=state,
             more_to_come=lambda: self.more_to_come,
         )
 
@@ -219,14 +215,11 @@ def test_refuses_past_the_bound_and_without_a_queue() -> None:
     assert house.refusal() is ErrorCode.WORKER_BUSY
 
 
-def test_admits_nobody_while_loading_or_draining() -> None:
-    """A client would get a slot of a model that is not there."""
-    house = House(state="loading")
-    assert house.refusal() is ErrorCode.SERVICE_UNAVAILABLE
-    house.admission.open()
+def test_admits_nobody_while_draining() -> None:
+    """A client would get a slot of a model that is about to go."""
+    house = House()
     ann, bob = house.enter("ann"), house.enter("bob")
     house.admission.drain()
-    assert house.admission.state == "draining"
     assert house.refusal() is ErrorCode.SERVICE_UNAVAILABLE
     house.release(ann)
     assert bob.lease is None
@@ -368,21 +361,6 @@ def test_lists_who_waits_to_an_operator_and_to_whom_it_concerns() -> None:
         ("audio", "shop"),
         ("chat", "desk"),
     ]
-    assert house.admission.tickets("desk") == listed[1:]
-    assert house.admission.tickets("nobody") == ()
-
-
-def test_a_key_deletes_its_own_tickets_alone() -> None:
-    """One customer throws another out of the queue."""
-    house = House()
-    house.enter("ann", owner="shop")
-    bob = house.enter("bob", owner="shop")
-    assert bob.ticket is not None
-    assert not house.admission.cancel(bob.ticket.ticket_id, "desk")
-    assert not house.admission.cancel(bob.ticket.ticket_id, "")
-    assert house.admission.queue_length == 1
-    assert house.admission.cancel(bob.ticket.ticket_id, "shop")
-    assert bob.cancelled
 
 
 def test_refresh_tells_everybody_also_what_they_know() -> None:

@@ -225,6 +225,7 @@ class Street:
         return round(seconds * NS_PER_S)
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 @pytest.mark.parametrize("load", [0.9, 1.1])
 @pytest.mark.parametrize("kind", KINDS)

@@ -541,6 +541,7 @@ def test_a_session_that_is_broken_off_is_counted() -> None:
     assert seen("sessions_ended_total", mode="video", reason=BROKEN_OFF) == 1
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("watched_from", [0.3, 0.5, 0.6, 0.8])
 def test_a_session_can_be_measured_from_any_point(
     watched_from: float, caplog: pytest.LogCaptureFixture

@@ -2,7 +2,7 @@
 
 | file | has |
 |---|---|
-| `unit.py` | one second of a session, from top to bottom |
+| `unit.py`, `slots.py` | one second of a session, from top to bottom; its layout with tools |
 | `state.py`, `session.py` | a session's state, and its calls in their order |
 | `chat.py`, `chat_prompt.py` | a turn of chat, and its speech |
 | `anchor.py` | a streaming request, and transcription, which is one for each utterance |
@@ -12,5 +12,5 @@
 | `vocoder.py`, `voices.py` | codes to sound: of `tiny`, of a checkpoint |
 | `decoder.py`, `attention.py` | the language model and the speech decoder over all slots |
 | `batched.py`, `device.py`, `kernels_triton.py` | many sessions on a CPU or a GPU |
-| `config.py`, `checkpoint.py`, `model.py` | a checkpoint, loaded |
+| `config.py`, `checkpoint.py`, `quantized.py`, `model.py` | a checkpoint, loaded |
 """

@@ -32,19 +32,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from protocol.values import model as md
 from protocol.values.errors import FieldError
 from protocol.values.limits import CHAT_TEXT_CHARS_MAX
-from protocol.values.model import (
-    SAMPLE_BYTES,
-    UNIT_BYTES,
-    UNIT_SAMPLES,
-    Chunk,
-    ChunkResult,
-    Costs,
-    Picture,
-    Sound,
-    Text,
-)
 
 from ..base import BackendError, BackendRefused, ContextFull
 from ..streams import Anchoring, Extended, FinishReason, Part, Sampled, SamplingParams, TokenIds
@@ -88,7 +78,7 @@ class ChunkPrompt:
         `ContextFull`: it does not fit. `BackendRefused`: it is malformed; the text names it.
         """
         match part:
-            case Text(text=text):
+            case md.Text(text=text):
                 if len(text) > CHAT_TEXT_CHARS_MAX:  # No context could hold it: do not encode it.
                     raise ContextFull(
                         f"the text has {len(text)} characters, over {CHAT_TEXT_CHARS_MAX}"
@@ -96,16 +86,16 @@ class ChunkPrompt:
                 ids = tuple(self.tokens.encode(text))
                 self._take(len(ids))
                 self.pieces.append(Words(ids=ids))
-            case Picture(jpeg=jpeg):
+            case md.Picture(jpeg=jpeg):
                 self._add_picture(f"{path}.jpeg", jpeg)
-            case Sound(pcm=pcm):
-                if not pcm or len(pcm) % UNIT_BYTES:
+            case md.Sound(pcm=pcm):
+                if not pcm or len(pcm) % md.UNIT_BYTES:
                     raise BackendRefused(
-                        f"{path}.pcm has {len(pcm) / SAMPLE_BYTES:g} samples, not whole seconds "
-                        f"of {UNIT_SAMPLES}"
+                        f"{path}.pcm has {len(pcm) / md.SAMPLE_BYTES:g} samples, not whole seconds "
+                        f"of {md.UNIT_SAMPLES}"
                     )
-                self._take(len(pcm) // UNIT_BYTES * self.config.audio.embeddings)
-                self.pieces += torch.split(samples_of(pcm, f"{path}.pcm"), UNIT_SAMPLES)
+                self._take(len(pcm) // md.UNIT_BYTES * self.config.audio.embeddings)
+                self.pieces += torch.split(samples_of(pcm, f"{path}.pcm"), md.UNIT_SAMPLES)
             case _:
                 self._take(len(part.ids))
                 for at, index in enumerate(part.ids):
@@ -236,7 +226,7 @@ class Anchor(InSlot):
             fed_ids=fed_ids,
             logits_hash=trace.digest,
             margin=trace.margin,
-            costs=Costs(
+            costs=md.Costs(
                 prefill_us=prefill_us,
                 generate_us=generate_us,
                 llm_us=generate_us,
@@ -269,12 +259,12 @@ class Anchor(InSlot):
             if isinstance(piece, See):
                 rows.append((yield piece))  # (64, width)
             else:
-                rows.append((yield from self._hear(piece)))  # (10, width)
+                rows.append((yield from self._encode_sound(piece)))  # (10, width)
             fed += [EMBEDDED] * len(rows[-1])
         assert len(fed) == checked.rows + len(self._carried), (len(fed), checked.rows)
         return torch.cat(rows), tuple(fed)
 
-    def _hear(self, pcm: Tensor) -> Steps[Tensor]:
+    def _encode_sound(self, pcm: Tensor) -> Steps[Tensor]:
         parts = self._machine.parts
         mel, self._mel = parts.front_end.next_frames(pcm, self._mel)
         units = 0 if self._audio_units == parts.config.audio.units else self._audio_units
@@ -362,7 +352,7 @@ class _Utterance:
         return text
 
 
-def input_hash(chunk: Chunk) -> str:
+def input_hash(chunk: md.Chunk) -> str:
     """Blake2b-128 of all model input: the sound, and whether it begins an utterance."""
     digest = hashlib.blake2b(f"{chunk.index == 0:d} ".encode(), digest_size=16)
     digest.update(chunk.pcm)
@@ -389,7 +379,7 @@ class Transcript(InSlot):
         self._forbidden = tuple(sorted(never))
         self._utterance: _Utterance | None = None
 
-    def chunk(self, chunk: Chunk) -> Steps[ChunkResult]:
+    def chunk(self, chunk: md.Chunk) -> Steps[md.ChunkResult]:
         """Transcribe a second; see `ModelSession.run`.
 
         `ContextFull`: the worst case does not fit; nothing was fed. `BackendError`: it failed, its
@@ -408,7 +398,7 @@ class Transcript(InSlot):
             stop_token_ids=(self._tokens.ids.chunk_eos,),
             ignore_eos=True,
         )
-        sound = Sound(pcm=chunk.pcm)
+        sound = md.Sound(pcm=chunk.pcm)
         prompt: tuple[Part, ...] = (sound,) if chunk.index else (self._head, sound)
         checked = anchor.check(prompt, params)
         most = checked.rows + TOKENS_A_CHUNK - 1  # The last one is never fed.
@@ -429,7 +419,7 @@ class Transcript(InSlot):
         else:
             self._utterance = utterance
         assert done.reason != "context_full", done
-        return ChunkResult(
+        return md.ChunkResult(
             utterance=chunk.utterance,
             index=chunk.index,
             text=utterance.text_of(texts),
@@ -462,11 +452,11 @@ class Transcript(InSlot):
         )
         self._utterance = _Utterance(anchor=anchor, number=number)
 
-    def _check(self, chunk: Chunk) -> None:
+    def _check(self, chunk: md.Chunk) -> None:
         self._require("open")
-        if len(chunk.pcm) != UNIT_BYTES:
+        if len(chunk.pcm) != md.UNIT_BYTES:
             raise BackendError(
-                f"chunk {chunk.index} has {len(chunk.pcm)} bytes of sound, not {UNIT_BYTES}"
+                f"chunk {chunk.index} has {len(chunk.pcm)} bytes of sound, not {md.UNIT_BYTES}"
             )
         under_way, wanted = self._utterance, (chunk.utterance, chunk.index)
         if chunk.index and (under_way is None or (under_way.number, under_way.index) != wanted):

@@ -226,6 +226,12 @@ class KvSlots:
         if self._is_shared:
             self._sizes[slot] = min(self._sizes[slot], _pages(self._written[slot]))
 
+    def trim(self, slot: int, end: int) -> None:
+        """Give what a slot has from `end` on to others, all but a first page, if they share it."""
+        if self._is_shared and self._sizes[slot]:
+            self.wipe(slot, end)
+            self.reserve(slot, max(1, end))
+
 
 def _pages(positions: int) -> int:
     """So many positions, in whole pages."""

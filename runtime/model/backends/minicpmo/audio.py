@@ -118,8 +118,8 @@ class MelFrontEnd:
         if first:
             pcm = F.pad(pcm, (FIRST_SAMPLES - UNIT_SAMPLES, 0))
         sound = torch.cat((carry.waiting, pcm))
-        taken, waiting = sound[:-WAITING], sound[-WAITING:].clone()
-        buffer, peaks = torch.cat((carry.buffer, taken)), carry.peaks
+        used, waiting = sound[:-WAITING], sound[-WAITING:].clone()
+        buffer, peaks = torch.cat((carry.buffer, used)), carry.peaks
         if len(buffer) >= BUFFER_MAX:
             buffer = buffer[BUFFER_DROP:].clone()
             peaks = peaks[BUFFER_DROP // HOP :].clone()
@@ -285,7 +285,7 @@ class AudioEncoder(nn.Module):
             for rows, item in zip(convolved, hearings, strict=True)
         ]
 
-    def hear(self, hearings: Sequence[Hearing], store: KvSlots) -> Tensor:
+    def encode_units(self, hearings: Sequence[Hearing], store: KvSlots) -> Tensor:
         """Encode one unit of each session into (B, 50, width), appending its keys to the slot."""
         x = torch.stack(self.frames(hearings))
         cache = SlotCache(store, [item.row for item in hearings], UNIT_FRAMES, 1, causal=False)
@@ -303,7 +303,7 @@ class AudioEncoder(nn.Module):
     def whole(self, mel: Tensor) -> Tensor:
         """Encode whole sessions for training, (B, bands, 100 * U + 2) -> (B, 50 * U, width).
 
-        Equal to `hear` unit by unit, up to rounding.
+        Equal to `encode_units` unit by unit, up to rounding.
         """
         x = self.convolve(mel, 0)
         span = self.config.units * UNIT_FRAMES

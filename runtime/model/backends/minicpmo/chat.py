@@ -34,19 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protocol.values.model import (
-    Costs,
-    Picture,
-    Prefill,
-    Sound,
-    StopReason,
-    Text,
-    ToolCall,
-    ToolResult,
-    Turn,
-    TurnChunk,
-    TurnResult,
-)
+from protocol.values import model as md
 
 from ..base import BackendError, ContextFull
 from ..tool_calls import CallStream
@@ -63,7 +51,7 @@ from .vocoder import LOOKAHEAD, Prepare, Vocoder, Voicing
 from .work import Fed, Feed, Recall, See, Speak, Steps
 
 
-def turn_hash(turn: Turn) -> str:
+def turn_hash(turn: md.Turn) -> str:
     """Blake2b-128 of all model input: tools, messages, media, voice and flags."""
     digest = hashlib.blake2b(digest_size=16)
 
@@ -82,16 +70,16 @@ def turn_hash(turn: Turn) -> str:
         add(message.role, b"")
         for part in message.content:
             match part:
-                case Text(text=text):
+                case md.Text(text=text):
                     add("text", text.encode())
-                case Picture(jpeg=jpeg):
+                case md.Picture(jpeg=jpeg):
                     add("picture", jpeg)
-                case Sound(pcm=pcm):
+                case md.Sound(pcm=pcm):
                     add("sound", pcm)
-                case ToolCall(name=name, arguments=arguments):
+                case md.ToolCall(name=name, arguments=arguments):
                     add("call", name.encode())
                     add("arguments", arguments.encode())
-                case ToolResult(output=output):
+                case md.ToolResult(output=output):
                     add("result", output.encode())
     return digest.hexdigest()
 
@@ -103,7 +91,7 @@ class ChatTurn(InSlot):
 
     def __init__(self, machine: Machine, tokens: Tokens, slot: int) -> None:
         super().__init__(machine, tokens, slot, "new")
-        self._turn: Turn
+        self._turn: md.Turn
         self._name = "a turn"
         self._prompt: Prompt
         self._seen: dict[tuple[int, int], Tensor] = {}
@@ -112,7 +100,7 @@ class ChatTurn(InSlot):
         self._length = 0
         self._began_ns = 0
 
-    def measure(self, turn: Turn) -> int:
+    def measure(self, turn: md.Turn) -> int:
         """Lay a turn out without computing, and count its pictures; safe from any thread.
 
         `ContextFull`: it does not fit, with room for one token; `BackendError`: a picture is not a
@@ -158,17 +146,19 @@ class ChatTurn(InSlot):
                 self._require_uncut()
                 self._seen[place, index] = yield See(picture=picture)  # (64, width)
 
-    def prefill(self) -> Steps[Prefill]:
+    def prefill(self) -> Steps[md.Prefill]:
         """Feed the conversation, after all pictures; after a `BackendError` the slot is empty."""
         self._require("measured")
         with self._wiped_on_failure(f"prefill of {self._name}"):
             return (yield from self._prefill())
 
-    def _prefill(self) -> Steps[Prefill]:
+    def _prefill(self) -> Steps[md.Prefill]:
         embed, rows, fed = self._machine.parts.embed, [], list[int]()
         most = self._prompt.length + self._turn.config.max_new_tokens
         limit = self._machine.config.context_limit
-        self._machine.reserve(self._slot, min(most, limit), is_new=True)
+        # How long the speech will be is not known: it starts over at the end of its memory.
+        speech = 0 if self._voice is None else self._machine.tts.capacity
+        self._machine.reserve(self._slot, min(most, limit), speech=speech, is_new=True)
         if self._voice is not None:
             self._require_uncut()
             yield Prepare(voice=self._voice)
@@ -190,7 +180,7 @@ class ChatTurn(InSlot):
         self._length = self._prompt.length
         self._require_uncut()
         self._phase = "ready"
-        return Prefill(
+        return md.Prefill(
             index=self._turn.index,
             input_tokens=self._length,
             fed_ids=tuple(fed),
@@ -198,7 +188,7 @@ class ChatTurn(InSlot):
             cost_us=(time.perf_counter_ns() - self._began_ns) // 1000,
         )
 
-    def generate(self, emit: Emit, cut: int | None = None) -> Steps[TurnResult]:
+    def generate(self, emit: Emit, cut: int | None = None) -> Steps[md.TurnResult]:
         """Answer; see `ModelSession.run`. After a `BackendError` the slot is empty.
 
         `emit` is called in the thread that drives the generator. `cut` overrides `interrupt`; one
@@ -218,18 +208,18 @@ class ChatTurn(InSlot):
                 length=self._length,
                 stop=stop,
                 emit=emit,
-                mouth=self._mouth(lambda: cut is None and self._is_interrupted),
+                speaker=self._speaker(lambda: cut is None and self._is_interrupted),
             )
             result = yield from answer.run(self._first)
         self._phase = "ran"
         return result
 
-    def _mouth(self, is_cut: Callable[[], bool]) -> Mouth | None:
-        """Return the answer's speaker; None if speech is not requested or not available."""
+    def _speaker(self, is_cut: Callable[[], bool]) -> Speaker | None:
+        """The answer's speech; None if speech is not requested or not available."""
         vocoder = self._machine.vocoder
         if vocoder is None or self._voice is None:
             return None
-        return Mouth(
+        return Speaker(
             parts=self._machine.parts,
             vocoder=vocoder,
             voice=self._voice,
@@ -255,7 +245,7 @@ def _samples(pcm: bytes) -> Tensor:
 
 # -- the answer ---------------------------------------------------------------------------------
 
-Emit = Callable[[TurnChunk], None]
+Emit = Callable[[md.TurnChunk], None]
 
 
 @attrs.define(kw_only=True)
@@ -265,7 +255,7 @@ class Answer:
     Attributes:
         length: tokens in the slot.
         stop: asked before each token and after the last; True cuts there.
-        mouth: the speaker, which checks for cuts in speech itself; None: text only.
+        speaker: speaks it, and checks for cuts in speech itself; None: text only.
         generated: ids so far, without the ending.
         emitted: number of these ids in pieces.
         chunks: pieces so far.
@@ -277,12 +267,12 @@ class Answer:
 
     machine: Machine
     tokens: Tokens
-    turn: Turn
+    turn: md.Turn
     slot: int
     length: int
     stop: Callable[[int], bool]
     emit: Emit
-    mouth: Mouth | None
+    speaker: Speaker | None
     generated: list[int] = attrs.field(factory=list)
     emitted: int = 0
     chunks: int = 0
@@ -294,14 +284,14 @@ class Answer:
     def __attrs_post_init__(self) -> None:
         self.calls = CallStream(self.turn.tools) if self.turn.tools else None
 
-    def run(self, first: Fed) -> Steps[TurnResult]:
+    def run(self, first: Fed) -> Steps[md.TurnResult]:
         """Answer to the end or the cut, from the output of the prefill's last row."""
         began = time.perf_counter_ns()
         first.logits.whole()  # On the device they would keep the batch's memory.
         config, limit = self.turn.config, self.machine.config.context_limit
         numbers = draws(self.turn.seed, self.turn.index, "chat", config.max_new_tokens)
         stream, fed, waiting = TextStream(self.tokens), first, list[tuple[int, Tensor]]()
-        reason: StopReason = "length"
+        reason: md.StopReason = "length"
         cut, ended = None, 0
         for step, number in enumerate(numbers):
             if self.length == limit:
@@ -326,7 +316,7 @@ class Answer:
         flushed: list[tuple[bytes, tuple[int, ...]]] = []
         if cut is None:
             waiting += self._end(stream)
-            if self.mouth is not None and (waiting or self.mouth.codes):
+            if self.speaker is not None and (waiting or self.speaker.codes):
                 step = len(self.generated) + ended
                 if self.stop(step) or not (yield from self._last_words(waiting, flushed)):
                     cut = step
@@ -336,7 +326,7 @@ class Answer:
         if calls and reason == "turn_end":
             reason = "tool_calls"
         return self._result(
-            TurnResult(
+            md.TurnResult(
                 index=self.turn.index,
                 text=self.text_so_far,
                 pcm=pcm,
@@ -386,20 +376,20 @@ class Answer:
         self, waiting: list[tuple[int, Tensor]], flushed: list[tuple[bytes, tuple[int, ...]]]
     ) -> Steps[bool]:
         """Speak the rest; its end is kept in `flushed`, all before is emitted."""
-        assert self.mouth is not None
+        assert self.speaker is not None
 
         def keep(pcm: bytes, codes: tuple[int, ...]) -> None:
             if flushed:
                 self._speech(*flushed.pop())
             flushed.append((pcm, codes))
 
-        return (yield from self.mouth.say(waiting, keep, last=True))
+        return (yield from self.speaker.speak(waiting, keep, last=True))
 
     def _speak_chunks(self, waiting: list[tuple[int, Tensor]]) -> Steps[bool]:
         """Speak the first tokens that wait, ten at a time, and remove them; False: cut."""
-        while self.mouth is not None and len(waiting) >= TEXT_A_CHUNK:
+        while self.speaker is not None and len(waiting) >= TEXT_A_CHUNK:
             chunk, waiting[:] = waiting[:TEXT_A_CHUNK], waiting[TEXT_A_CHUNK:]
-            is_done = yield from self.mouth.say(chunk, self._speech, last=False)
+            is_done = yield from self.speaker.speak(chunk, self._speech, last=False)
             if not is_done:
                 return False
         return True
@@ -442,7 +432,7 @@ class Answer:
 
     def _piece(self, *, text: str = "", pcm: bytes = b"", codec_ids: tuple[int, ...] = ()) -> None:
         ids, self.emitted = tuple(self.generated[self.emitted :]), len(self.generated)
-        piece = TurnChunk(
+        piece = md.TurnChunk(
             index=self.turn.index,
             step=self.chunks,
             text=text,
@@ -453,16 +443,16 @@ class Answer:
         self.chunks += 1
         self.emit(piece)
 
-    def _result(self, result: TurnResult, first: Fed, began: int) -> TurnResult:
-        trace, mouth = first.logits.trace().result(), self.mouth
+    def _result(self, result: md.TurnResult, first: Fed, began: int) -> md.TurnResult:
+        trace, speaker = first.logits.trace().result(), self.speaker
         wall = (time.perf_counter_ns() - began) // 1000
-        tts = 0 if mouth is None else mouth.tts_ns // 1000
-        vocoder = 0 if mouth is None else mouth.vocoder_ns // 1000
+        tts = 0 if speaker is None else speaker.tts_ns // 1000
+        vocoder = 0 if speaker is None else speaker.vocoder_ns // 1000
         return attrs.evolve(
             result,
             logits_hash=trace.digest,
             margin=trace.margin,
-            costs=Costs(
+            costs=md.Costs(
                 generate_us=wall,
                 llm_us=wall - tts - vocoder,
                 tts_us=tts,
@@ -479,12 +469,12 @@ TEXT_A_CHUNK: Final = 10
 CODES_MAX: Final = 500
 """Maximum codes for these tokens: 20 seconds, as in the public code."""
 
-Tell = Callable[[bytes, tuple[int, ...]], None]
+SoundSink = Callable[[bytes, tuple[int, ...]], None]
 """Takes sound (float32 LE, 24 kHz) and its codes."""
 
 
 @attrs.define(kw_only=True)
-class Mouth:
+class Speaker:
     """The speaking side of one answer.
 
     Attributes:
@@ -518,18 +508,20 @@ class Mouth:
     def __attrs_post_init__(self) -> None:
         self.voicing = Voicing(buffer=(self.vocoder.silent_code,) * LOOKAHEAD)
 
-    def say(self, text: Sequence[tuple[int, Tensor]], tell: Tell, *, last: bool) -> Steps[bool]:
+    def speak(
+        self, text: Sequence[tuple[int, Tensor]], sink: SoundSink, *, last: bool
+    ) -> Steps[bool]:
         """Speak text: token ids, each with its hidden state (width,).
 
-        `tell` gets each second of sound, after the `last` text the flushed rest. False: cut.
+        `sink` gets each second of sound, after the `last` text the flushed rest. False: cut.
         """
         began = time.perf_counter_ns()
         before_ns = self.vocoder_ns
-        is_said = yield from self._codes(self._rows(text, last=last), tell)
+        is_done = yield from self._codes(self._rows(text, last=last), sink)
         self.tts_ns += time.perf_counter_ns() - began - (self.vocoder_ns - before_ns)
-        if is_said and last:
-            is_said = yield from self._sound(tell, last=True)
-        return is_said
+        if is_done and last:
+            is_done = yield from self._sound(sink, last=True)
+        return is_done
 
     def _rows(self, text: Sequence[tuple[int, Tensor]], *, last: bool) -> Tensor:
         """The opening rows of a text, (text + 1 or 2, hidden)."""
@@ -539,7 +531,7 @@ class Mouth:
             rows = torch.cat((rows[:-1], tts.emb_text.weight[eos][None], rows[-1:]))
         return rows
 
-    def _codes(self, rows: Tensor, tell: Tell) -> Steps[bool]:
+    def _codes(self, rows: Tensor, sink: SoundSink) -> Steps[bool]:
         seed, turn = self.key
         if self.length + len(rows) + CODES_MAX > self.capacity:
             self.length = 0  # Restart the cache; its content is overwritten.
@@ -558,12 +550,12 @@ class Mouth:
             rows = self.parts.tts.code(code)
             most_waiting = CODES_A_UNIT if self.sounded else self.vocoder.first_codes
             if len(self.codes) - self.sounded == most_waiting:
-                is_said = yield from self._sound(tell, last=False)
-                if not is_said:
+                is_done = yield from self._sound(sink, last=False)
+                if not is_done:
                     return False
         return True
 
-    def _sound(self, tell: Tell, *, last: bool) -> Steps[bool]:
+    def _sound(self, sink: SoundSink, *, last: bool) -> Steps[bool]:
         began = time.perf_counter_ns()
         codes, self.sounded = tuple(self.codes[self.sounded :]), len(self.codes)
         seed, turn = self.key
@@ -576,5 +568,5 @@ class Mouth:
         self.vocoder_ns += time.perf_counter_ns() - began
         if self.is_cut():
             return False
-        tell(np.concatenate([np.zeros(0, np.float32), *sound]).astype("<f4").tobytes(), codes)
+        sink(np.concatenate([np.zeros(0, np.float32), *sound]).astype("<f4").tobytes(), codes)
         return True

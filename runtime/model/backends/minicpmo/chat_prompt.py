@@ -26,21 +26,7 @@ from typing import Final
 
 import attrs
 
-from protocol.values.model import (
-    INPUT_RATE_HZ,
-    SAMPLE_BYTES,
-    Content,
-    Language,
-    Message,
-    Picture,
-    Sound,
-    SpeechMode,
-    Text,
-    Tool,
-    ToolCall,
-    ToolResult,
-    Turn,
-)
+from protocol.values import model as md
 
 from ..base import BackendError
 from .config import UNIT_FRAMES, AudioConfig, ModelConfig
@@ -49,13 +35,13 @@ from .vision import Slicing, jpeg_size
 
 CLIP_S_MAX: Final = 30
 """Seconds of sound that the encoder takes at once, if its position table is that long."""
-CLIP_MIN: Final = INPUT_RATE_HZ // 10
+CLIP_MIN: Final = md.INPUT_RATE_HZ // 10
 """Samples that make one embedding; shorter sound is padded with silence."""
 THOUGHT: Final = "</think>"
 """The end of the thoughts in an earlier answer."""
 _MARKS: Final = re.compile("|".join(TOOL_MARKS).join("()"))
 
-VOICED: Final[Mapping[tuple[SpeechMode, Language], tuple[str, str]]] = {
+VOICED: Final[Mapping[tuple[md.SpeechMode, md.Language], tuple[str, str]]] = {
     ("default", "en"): ("", "You are a helpful assistant. Reply naturally."),
     ("default", "zh"): ("", "你是一位乐于助人的助手。请自然地回答。"),
     ("audio_assistant", "en"): (
@@ -120,47 +106,49 @@ class Prompt:
     length: int
 
 
-def conversation(turn: Turn) -> tuple[Message, ...]:
+def conversation(turn: md.Turn) -> tuple[md.Message, ...]:
     """A turn's messages, with the system message of its speech mode, or an empty one for tools."""
     messages = _voiced(turn)
     if turn.tools and messages[0].role != "system":
-        return (Message(role="system", content=()), *messages)
+        return (md.Message(role="system", content=()), *messages)
     return messages
 
 
-def _voiced(turn: Turn) -> tuple[Message, ...]:
+def _voiced(turn: md.Turn) -> tuple[md.Message, ...]:
     speech = turn.speech
     if speech is None or any(message.role == "system" for message in turn.messages):
         return turn.messages
     before, after = VOICED[speech.mode, speech.language]
-    content: tuple[Content, ...] = (Text(text=after),)
+    content: tuple[md.Content, ...] = (md.Text(text=after),)
     if before and speech.voice_pcm:
-        content = (Text(text=before), Sound(pcm=speech.voice_pcm), *content)
-    return (Message(role="system", content=content), *turn.messages)
+        content = (md.Text(text=before), md.Sound(pcm=speech.voice_pcm), *content)
+    return (md.Message(role="system", content=content), *turn.messages)
 
 
-def without_thoughts(content: Sequence[Content]) -> tuple[Content, ...]:
+def without_thoughts(content: Sequence[md.Content]) -> tuple[md.Content, ...]:
     """An earlier answer without all text up to its last `</think>`."""
-    ends = [i for i, part in enumerate(content) if isinstance(part, Text) and THOUGHT in part.text]
+    ends = [
+        i for i, part in enumerate(content) if isinstance(part, md.Text) and THOUGHT in part.text
+    ]
     if not ends:
         return tuple(content)
     last = content[ends[-1]]
-    assert isinstance(last, Text)
+    assert isinstance(last, md.Text)
     rest = last.text.rpartition(THOUGHT)[2].lstrip("\n")
-    return (Text(text=rest), *content[ends[-1] + 1 :])
+    return (md.Text(text=rest), *content[ends[-1] + 1 :])
 
 
 def clip_samples(audio: AudioConfig) -> int:
     """Samples that the encoder takes at once."""
-    return min(CLIP_S_MAX, audio.max_source_positions // UNIT_FRAMES) * INPUT_RATE_HZ
+    return min(CLIP_S_MAX, audio.max_source_positions // UNIT_FRAMES) * md.INPUT_RATE_HZ
 
 
 def clips(pcm: bytes, audio: AudioConfig) -> Iterator[Clip]:
     """Cut sound into the encoder's pieces; a rest that is too short is padded with silence."""
-    step = clip_samples(audio) * SAMPLE_BYTES
+    step = clip_samples(audio) * md.SAMPLE_BYTES
     for start in range(0, len(pcm), step):
-        piece = pcm[start : start + step].ljust(CLIP_MIN * SAMPLE_BYTES, b"\0")
-        frames = -(-len(piece) // SAMPLE_BYTES // (INPUT_RATE_HZ // 100))
+        piece = pcm[start : start + step].ljust(CLIP_MIN * md.SAMPLE_BYTES, b"\0")
+        frames = -(-len(piece) // md.SAMPLE_BYTES // (md.INPUT_RATE_HZ // 100))
         yield Clip(pcm=piece, count=-(-frames // 2) // audio.pool)
 
 
@@ -170,7 +158,7 @@ class _Writer:
 
     tokens: Tokens
     config: ModelConfig
-    turn: Turn
+    turn: md.Turn
     numbered: bool
     has_tools: bool
     pictures: list[bytes] = attrs.field(factory=list)
@@ -216,14 +204,14 @@ class _Writer:
             else:
                 self.marks(mark)
 
-    def message(self, message: Message) -> None:
+    def message(self, message: md.Message) -> None:
         ids = self.tokens.ids
         self.marks(ids.im_start)
         self.text(f"{message.role}\n")
         is_answer = message.role == "assistant"
         content = without_thoughts(message.content) if is_answer else message.content
-        if any(isinstance(part, ToolCall) for part in content):
-            content = tuple(part for part in content if part != Text(text=""))
+        if any(isinstance(part, md.ToolCall) for part in content):
+            content = tuple(part for part in content if part != md.Text(text=""))
         for index, part in enumerate(content):
             self._part(part, is_first=not index)
         if message.role == "system" and self.turn.tools:
@@ -231,8 +219,8 @@ class _Writer:
         self.marks(ids.im_end)
         self.text("\n")
 
-    def _part(self, part: Content, *, is_first: bool) -> None:
-        if isinstance(part, ToolCall):
+    def _part(self, part: md.Content, *, is_first: bool) -> None:
+        if isinstance(part, md.ToolCall):
             self.text("" if is_first else "\n")
             self.template("<tool_call>")
             self.text(call_body(part))
@@ -240,16 +228,16 @@ class _Writer:
             return
         self.text("" if is_first or self.turn.omni else "\n")
         match part:
-            case Text(text=text):
+            case md.Text(text=text):
                 self.text(text)
-            case Picture(jpeg=jpeg):
+            case md.Picture(jpeg=jpeg):
                 self._picture(jpeg)
-            case Sound(pcm=pcm):
+            case md.Sound(pcm=pcm):
                 self.marks(self.tokens.ids.audio_start)
                 self.media(*clips(pcm, self.config.audio))
                 self.marks(self.tokens.ids.audio_end)
 
-    def results(self, results: Sequence[ToolResult]) -> None:
+    def results(self, results: Sequence[md.ToolResult]) -> None:
         """Add the results of tools that follow one another, as one message."""
         self.marks(self.tokens.ids.im_start)
         self.text("user")
@@ -310,12 +298,12 @@ def _grid(config: ModelConfig, jpeg: bytes, place: int, slices_max: int) -> tupl
     return Slicing.of(config.vision).grid(width, height, slices_max) or (0, 0)
 
 
-def lay_out(config: ModelConfig, tokens: Tokens, turn: Turn) -> Prompt:
+def lay_out(config: ModelConfig, tokens: Tokens, turn: md.Turn) -> Prompt:
     """Lay out a turn's conversation, undecoded; `BackendError` if a picture is not a JPEG."""
     messages = conversation(turn)
     parts = [part for message in messages for part in message.content]
     has_numbers = tokens.chat.image_id is not None and tokens.chat.image_id_end is not None
-    several = sum(isinstance(part, Picture) for part in parts) > 1
+    several = sum(isinstance(part, md.Picture) for part in parts) > 1
     writer = _Writer(
         tokens=tokens,
         config=config,
@@ -328,14 +316,14 @@ def lay_out(config: ModelConfig, tokens: Tokens, turn: Turn) -> Prompt:
             writer.results(results)
         else:
             writer.message(message)
-    has_sound = any(isinstance(part, Sound) for part in parts)
+    has_sound = any(isinstance(part, md.Sound) for part in parts)
     writer.ask(aloud=turn.speech is not None or has_sound or turn.tts_template)
     pieces = writer.pieces()
     length = sum(rows_of(piece, config) for piece in pieces)
     return Prompt(pieces=pieces, pictures=tuple(writer.pictures), length=length)
 
 
-def _grouped(messages: Sequence[Message]) -> Iterator[tuple[Message, list[ToolResult]]]:
+def _grouped(messages: Sequence[md.Message]) -> Iterator[tuple[md.Message, list[md.ToolResult]]]:
     """The messages; those with results of tools that follow one another come as one."""
     for is_tool, group in groupby(messages, key=lambda message: message.role == "tool"):
         if not is_tool:
@@ -343,7 +331,7 @@ def _grouped(messages: Sequence[Message]) -> Iterator[tuple[Message, list[ToolRe
             continue
         *_, last = kept = list(group)
         parts = (part for message in kept for part in message.content)
-        yield last, [part for part in parts if isinstance(part, ToolResult)]
+        yield last, [part for part in parts if isinstance(part, md.ToolResult)]
 
 
 def rows_of(piece: Piece, config: ModelConfig) -> int:
@@ -356,12 +344,12 @@ def rows_of(piece: Piece, config: ModelConfig) -> int:
 # -- tools --------------------------------------------------------------------------------------
 
 
-def signatures(tools: Sequence[Tool]) -> str:
+def signatures(tools: Sequence[md.Tool]) -> str:
     """The list of tools, each on a new line."""
     return "".join(f"\n{json.dumps(_signature(tool), ensure_ascii=False)}" for tool in tools)
 
 
-def _signature(tool: Tool) -> dict[str, object]:
+def _signature(tool: md.Tool) -> dict[str, object]:
     function: dict[str, object] = {"name": tool.name}
     if tool.description:
         function["description"] = tool.description
@@ -370,11 +358,11 @@ def _signature(tool: Tool) -> dict[str, object]:
     return {"type": "function", "function": function}
 
 
-def call_body(call: ToolCall) -> str:
+def call_body(call: md.ToolCall) -> str:
     """The text between a call's marks."""
     return f'\n{{"name": "{call.name}", "arguments": {call.arguments}}}\n'
 
 
-def result_body(result: ToolResult) -> str:
+def result_body(result: md.ToolResult) -> str:
     """The text between a result's marks."""
     return f"\n{result.output}\n"

@@ -29,20 +29,9 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils.parametrizations import weight_norm
 from transformers import LlamaModel, Qwen3Config, Qwen3ForCausalLM
 
+from . import quantized
 from .audio import AudioEncoder, AudioProjection, MelFrontEnd
 from .config import ModelConfig, TtsConfig, load_config
-from .quantized import (
-    BITS,
-    INTEGERS,
-    KEY,
-    LAYERS,
-    Quantization,
-    QuantizedLinear,
-    chosen,
-    gptq_tensors,
-    is_quantizable,
-    written_quantization,
-)
 from .vision import Resampler, VisionTower
 
 # -- the speech decoder -------------------------------------------------------------------------
@@ -122,7 +111,7 @@ class SpeechDecoder(nn.Module):
 
 
 def language_model(
-    config: Qwen3Config, how: Quantization | None, layers: Set[str] | None
+    config: Qwen3Config, how: quantized.Quantization | None, layers: Set[str] | None
 ) -> Qwen3ForCausalLM:
     """Build the stock model, some of whose linear layers are quantised, None: all of them.
 
@@ -139,10 +128,10 @@ def language_model(
             blocks.append(type(blocks[0])(config, index))
         for name, stock in list(blocks[index].named_modules()):
             if isinstance(stock, nn.Linear) and (
-                layers is None or f"{LAYERS}{index}.{name}" in layers
+                layers is None or f"{quantized.LAYERS}{index}.{name}" in layers
             ):
                 inputs, outputs = stock.in_features, stock.out_features
-                made = QuantizedLinear(inputs, outputs, how.bits, how.groups(inputs))
+                made = quantized.QuantizedLinear(inputs, outputs, how.bits, how.groups(inputs))
                 blocks[index].set_submodule(name, made)
     llm.config = llm.model.config = config
     return llm
@@ -162,7 +151,10 @@ class Parts(nn.Module):
     """
 
     def __init__(
-        self, config: ModelConfig, how: Quantization | None = None, layers: Set[str] | None = None
+        self,
+        config: ModelConfig,
+        how: quantized.Quantization | None = None,
+        layers: Set[str] | None = None,
     ) -> None:
         super().__init__()
         self.config = config
@@ -252,7 +244,7 @@ def build_parts(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
-    how: Quantization | None = None,
+    how: quantized.Quantization | None = None,
     layers: Set[str] | None = None,
 ) -> Parts:
     """Build the modules with arbitrary weights, for inference; see `Parts`."""
@@ -274,7 +266,7 @@ def quantized_layers(folder: Path) -> frozenset[str]:
         with _opened(path) as file:
             keys = sorted(file.keys())
             found |= {key.removesuffix(CODES) for key in keys if key.endswith(CODES)}
-    return frozenset(name for name in found if name.startswith(LAYERS))
+    return frozenset(name for name in found if name.startswith(quantized.LAYERS))
 
 
 def expected(config: ModelConfig, folder: Path) -> dict[str, tuple[int, ...]]:
@@ -288,7 +280,7 @@ def expected(config: ModelConfig, folder: Path) -> dict[str, tuple[int, ...]]:
     names = [
         name
         for name in quantized_layers(folder)
-        if is_quantizable(key := f"{name}.weight", found.get(key, ()))
+        if quantized.is_quantizable(key := f"{name}.weight", found.get(key, ()))
     ]
     if not names:
         raise CheckpointError(f"config.json says {how.method}, but no layer is quantised")
@@ -354,7 +346,7 @@ def survey(wanted: Mapping[str, tuple[int, ...]], folder: Path) -> Survey:
                 shape, dtype = tuple(found.get_shape()), found.get_dtype()
                 if shape != wanted[key]:
                     misshaped.append(f"{key} {shape} not {wanted[key]}")
-                elif key.endswith(INTEGERS) and dtype != "I32":
+                elif key.endswith(quantized.INTEGERS) and dtype != "I32":
                     misshaped.append(f"{key} {dtype} not I32")
                 else:
                     tensors += 1
@@ -379,7 +371,7 @@ def load_parts(
     `OSError`: a file is missing; `CheckpointError`: a key is unknown, missing, misshaped or not
     finite, or a file damaged; `ValueError`: the checkpoint is quantised already.
     """
-    how = chosen(config.quantization, quantize)
+    how = quantized.chosen(config.quantization, quantize)
     problems = survey(expected(config, folder), folder).problems
     if problems:
         raise CheckpointError("the checkpoint does not fit its config: " + "; ".join(problems))
@@ -387,7 +379,9 @@ def load_parts(
     parts = build_parts(config, dtype, torch.device(device), how, layers)
     wanted, broken = parts.state_dict(), list[str]()
     quantised = {
-        name: each for name, each in parts.named_modules() if isinstance(each, QuantizedLinear)
+        name: each
+        for name, each in parts.named_modules()
+        if isinstance(each, quantized.QuantizedLinear)
     }
     waiting = dict[str, dict[str, torch.Tensor]]()
     for path in weight_files(folder):
@@ -417,8 +411,8 @@ def save_quantized(folder: Path, into: Path, quantize: str) -> None:
     """
     if into.exists():
         raise FileExistsError(f"{into} exists")
-    config, bits = load_config(folder / CONFIG), BITS[quantize]
-    chosen(config.quantization, quantize)
+    config, bits = load_config(folder / CONFIG), quantized.BITS[quantize]
+    quantized.chosen(config.quantization, quantize)
     if problems := survey(expected(config, folder), folder).problems:
         raise CheckpointError("the checkpoint does not fit its config: " + "; ".join(problems))
     files = weight_files(folder)
@@ -443,8 +437,8 @@ def _write_quantized(folder: Path, files: Sequence[Path], part: Path, bits: int)
         with _opened(path) as file:
             for key in sorted(file.keys()):
                 tensor, name = file.get_tensor(key), key.rpartition(".")[0]
-                if is_quantizable(key, tensor.shape):
-                    made = gptq_tensors(tensor, bits)
+                if quantized.is_quantizable(key, tensor.shape):
+                    made = quantized.gptq_tensors(tensor, bits)
                     kept |= {f"{name}.{suffix}": each for suffix, each in made.items()}
                 else:
                     kept[key] = tensor
@@ -454,12 +448,15 @@ def _write_quantized(folder: Path, files: Sequence[Path], part: Path, bits: int)
         index = {"metadata": {}, "weight_map": places}
         (part / INDEX).write_text(json.dumps(index), encoding="utf-8")
     raw = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    raw[KEY] = written_quantization(bits)
+    raw[quantized.KEY] = quantized.written_quantization(bits)
     (part / CONFIG).write_text(json.dumps(raw, indent=2), encoding="utf-8")
 
 
 def _take(
-    layer: QuantizedLinear, name: str, found: Mapping[str, torch.Tensor], how: Quantization | None
+    layer: quantized.QuantizedLinear,
+    name: str,
+    found: Mapping[str, torch.Tensor],
+    how: quantized.Quantization | None,
 ) -> bool:
     """Fill a quantised layer, if all of its tensors are there."""
     if how is None:

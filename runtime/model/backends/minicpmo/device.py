@@ -164,6 +164,8 @@ SLOTS_MAX: Final = 64
 """Maximum recommended slots, however much memory there is: a full batch of the engine."""
 WHOLE: Final = 100
 """Per cent."""
+SHARED: Final = ("llm", "tts")
+"""The stores that sessions may share."""
 SAMPLE_BYTES: Final = 4
 COPIES: Final = 2
 """Of the mel front end's buffer: the session's, and the one for a rollback."""
@@ -230,7 +232,7 @@ class MemoryPlan:
         weight_bytes: by part, in the format computed in, or quantised.
         session_bytes: per session on the device, for `llm`, `tts`, `audio`, `vocoder`.
         host_bytes: per session on the host.
-        context_bytes: of a whole context's keys and values, which sessions may share.
+        context_bytes: of a whole context in each of the stores that sessions may share (`SHARED`).
         voices_bytes: on the host, for reading reference audio; the same for any number of sessions.
     """
 
@@ -260,7 +262,7 @@ class MemoryPlan:
         """Sessions that fit in a device's free `memory_bytes` with the weights; 0 if none does."""
         voices = self.voices_bytes if device.type == "cpu" else 0
         room = int(memory_bytes * (1 - WORKSPACE_SHARE)) - self.model_bytes - voices
-        each, shared = self.each_bytes(device), self.session_bytes["llm"]
+        each, shared = self.each_bytes(device), sum(self.session_bytes[name] for name in SHARED)
         if room // each * shared < self.context_bytes:  # There is one whole context at least.
             rest = (room - self.context_bytes) // (each - shared)
             return max(0, min(rest, self.context_bytes // shared))
@@ -287,8 +289,10 @@ def plan(
         parameters[part] = parameters.get(part, 0) + count
         weights[part] = weights.get(part, 0) + size
     sessions = {name: store.slot_bytes(dtype) for name, store in stores(config).items()}
-    whole, each = sessions["llm"], stores(config)["llm"].capacity
-    sessions["llm"] = whole // each * (each * context_percent // WHOLE)
+    whole = sum(sessions[name] for name in SHARED)
+    for name in SHARED:
+        each = stores(config)[name].capacity
+        sessions[name] = sessions[name] // each * (each * context_percent // WHOLE)
     return MemoryPlan(
         parameters=parameters,
         weight_bytes=weights,

@@ -27,17 +27,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from . import sampling
 from .device import fetch, send
-from .sampling import (
-    CODE_PENALTY,
-    CODE_TEMPERATURE,
-    CODE_WINDOW,
-    DOUBT,
-    Candidates,
-    Mass,
-    TooShortError,
-    decide_code,
-)
 from .tokens import Tokens
 
 # -- tokens -------------------------------------------------------------------------------------
@@ -48,7 +39,7 @@ INLINE_MAX: Final = 16_384
 """Logits that are hashed sooner than a thread is woken."""
 NOT_FINITE: Final = "the model's logits are not all finite"
 
-Rule = Callable[[Candidates], int]
+Rule = Callable[[sampling.Candidates], int]
 """Chooses an id, and may change its argument."""
 
 
@@ -117,9 +108,9 @@ class TokenLogits:
             self.require_finite()
             try:
                 return self._settle(rule)
-            except TooShortError:
+            except sampling.TooShortError:
                 pass
-        return rule(Candidates(values=numbers_of(self.whole())))
+        return rule(sampling.Candidates(values=numbers_of(self.whole())))
 
 
 def _trace(logits: NDArray[np.float32]) -> Trace:
@@ -191,21 +182,21 @@ class Shortlists:
     def _settle(self, numbers: NDArray[np.float64], rule: Rule) -> int:
         try:
             index = rule(self._candidates(numbers))
-        except TooShortError:
+        except sampling.TooShortError:
             self.unsettled += 1
             raise
         self.settled += 1
         return index
 
-    def _candidates(self, numbers: NDArray[np.float64]) -> Candidates:
+    def _candidates(self, numbers: NDArray[np.float64]) -> sampling.Candidates:
         """Unpack one row, (2 (K + C) + 5,), as candidates."""
         listed = self._listed
         bound, total, before, own = numbers[-5:-1].tolist()
-        return Candidates(
+        return sampling.Candidates(
             values=numbers[:listed].copy(),
             ids=numbers[listed : 2 * listed].astype(np.int64),
             bound=bound,
-            mass=Mass(index=self._ends, start=before / total, stop=(before + own) / total),
+            mass=sampling.Mass(index=self._ends, start=before / total, stop=(before + own) / total),
         )
 
 
@@ -253,7 +244,7 @@ class CodeLogits:
         if self._chosen is not None:
             return self._chosen
         may_end = choice.may_end
-        return decide_code(self.numbers(), choice.chunk, choice.draw, eos, may_end=may_end)
+        return sampling.decide_code(self.numbers(), choice.chunk, choice.draw, eos, may_end=may_end)
 
 
 class CodeChooser:
@@ -296,12 +287,12 @@ class CodeChooser:
 
     def _choose(self, logits: Tensor, packed: Tensor) -> Tensor:
         """The code of each row, and whether it is beyond doubt, (B, 2), from `_packed` rows."""
-        recent, draw, may_end = packed.split_with_sizes((CODE_WINDOW, 1, 1), dim=1)
+        recent, draw, may_end = packed.split_with_sizes((sampling.CODE_WINDOW, 1, 1), dim=1)
         size = logits.shape[1]
         counts = packed.new_zeros(len(packed), size + 1)
         counts = counts.scatter_add_(1, recent.long(), torch.ones_like(recent))[:, :size]
-        values = logits.double() / CODE_TEMPERATURE
-        values *= CODE_PENALTY ** torch.where(values < 0, counts, -counts)
+        values = logits.double() / sampling.CODE_TEMPERATURE
+        values *= sampling.CODE_PENALTY ** torch.where(values < 0, counts, -counts)
         values[:, self._eos].masked_fill_(may_end[:, 0] == 0, -torch.inf)
         total = (values - values.amax(1, keepdim=True)).exp_().cumsum(1)
         mass = total[:, -1:]
@@ -309,7 +300,7 @@ class CodeChooser:
         code = torch.searchsorted(total, place, right=True).clamp_(max=size - 1)
         start = torch.where(code > 0, total.gather(1, (code - 1).clamp_(min=0)), 0)
         room = torch.minimum(place - start, total.gather(1, code) - place) / mass
-        is_settled = (room > DOUBT) & torch.isfinite(logits).all(1, keepdim=True)
+        is_settled = (room > sampling.DOUBT) & torch.isfinite(logits).all(1, keepdim=True)
         return torch.cat((code.double(), is_settled.double()), 1)
 
 
@@ -321,7 +312,7 @@ def _unchosen(logits: Tensor) -> list[CodeLogits]:
 def _packed(choices: Sequence[CodeChoice], size: int) -> Tensor:
     """Each choice as a row: its codes, filled up with `size`, its draw, and `may_end`."""
     rows = [
-        [*one.chunk, *[size] * (CODE_WINDOW - len(one.chunk)), one.draw, one.may_end]
+        [*one.chunk, *[size] * (sampling.CODE_WINDOW - len(one.chunk)), one.draw, one.may_end]
         for one in choices
     ]
     return torch.tensor(rows, dtype=torch.float64)

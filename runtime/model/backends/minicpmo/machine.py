@@ -50,8 +50,8 @@ class Machine:
         slots: maximum concurrent sessions.
         shortlists: brings token logits to the host; None brings all of them, and those of codes.
         means: how it computes (`means_on`).
-        context_percent: of the language model's context, for which memory is there in each slot;
-            the slots share it.
+        context_percent: of the decoders' contexts, the language model's and the speech decoder's,
+            for which memory is there in each slot; the slots share it.
     """
 
     def __init__(
@@ -70,9 +70,12 @@ class Machine:
         self._codes = CodeChooser(parts.config.tts.eos, is_near=shortlists is None)
         lengths = (*token_rows(parts.config), *CODE_ROWS, UNIT_FRAMES)
         shapes, spare = stores(parts.config), max(lengths) if means.is_flash else 0
-        positions = shared_positions(shapes["llm"].capacity, slots, context_percent)
-        self.llm = self._store(shapes["llm"], spare, positions)
-        self.tts = self._store(shapes["tts"], spare)
+        self.llm, self.tts = (
+            self._store(
+                shapes[name], spare, shared_positions(shapes[name].capacity, slots, context_percent)
+            )
+            for name in ("llm", "tts")
+        )
         self.audio = self._store(shapes["audio"], spare)
         if means.is_flash and not can_attend(self.llm):
             _log.warning("no flash attention here: rows are attended one by one")
@@ -128,20 +131,22 @@ class Machine:
             device=weight.device,
         )
 
-    def reserve(self, slot: int, end: int, *, is_new: bool = False) -> None:
+    def reserve(self, slot: int, end: int, *, speech: int = 0, is_new: bool = False) -> None:
         """Reserve memory for a slot's tokens up to `end`, before any of them is fed.
 
-        A session that `is_new` leaves a page to each that runs. There is not enough: `ContextFull`,
-        or `BackendError` for a new one, which may find some later.
+        `speech`: the same of the speech decoder. A session that `is_new` leaves a page to each that
+        runs. There is not enough: `ContextFull`, or `BackendError` for a new one, which may find
+        some later.
         """
-        store = self.llm
-        # A step writes so many rows, however few it is given.
-        most = min(store.capacity, end + self.means.is_flash * max(token_rows(self.config)))
-        if not store.reserve(slot, most, PAGE * store.used_slots if is_new else 0):
-            free = f"{end} tokens: {store.free} of {store.positions} are free"
-            if is_new:
-                raise BackendError(f"no memory for another session of {free}")
-            raise ContextFull(f"no memory for {free}")
+        tokens = (self.llm, end, max(token_rows(self.config)), "tokens")
+        for store, last, rows, what in (tokens, (self.tts, speech, max(CODE_ROWS), "codes")):
+            # A step writes so many rows, however few it is given.
+            most = min(store.capacity, last + self.means.is_flash * rows) if last else 0
+            if not store.reserve(slot, most, PAGE * store.used_slots if is_new else 0):
+                free = f"{last} {what}: {store.free} of {store.positions} are free"
+                if is_new:
+                    raise BackendError(f"no memory for another session of {free}")
+                raise ContextFull(f"no memory for {free}")
 
     @property
     def config(self) -> ModelConfig:
@@ -190,7 +195,7 @@ class Machine:
     def _answer(self, works: Sequence[Any]) -> list[Any]:
         answers: dict[type[Work], Callable[[Sequence[Any]], list[Any]]] = {
             See: self._see,
-            Hearing: self._hear,
+            Hearing: self._encode_sound,
             Recall: self._recall,
             Feed: self._feed,
             Speak: self._speak,
@@ -214,13 +219,13 @@ class Machine:
         (mel,) = send([self.parts.front_end.clip(work.pcm)], self.llm.keys)
         return list(self.parts.audio_projection_layer(self.parts.apm.reference(mel[None])))
 
-    def _hear(self, hearings: Sequence[Hearing]) -> list[Tensor]:
+    def _encode_sound(self, hearings: Sequence[Hearing]) -> list[Tensor]:
         mels = send([hearing.mel for hearing in hearings], self.audio.keys)
         sent = [attrs.evolve(one, mel=mel) for one, mel in zip(hearings, mels, strict=True)]
         if self._together:
             frames = self.parts.apm.frames(sent, together=not self.means.is_alone)
             return list(self._sound_of.run(frames, [one.row for one in sent])[0])
-        rows = self.parts.apm.hear(sent, self.audio)  # (B, 50, d_model)
+        rows = self.parts.apm.encode_units(sent, self.audio)  # (B, 50, d_model)
         return list(self.parts.audio_projection_layer(rows))  # (10, width) each
 
     def _feed(self, works: Sequence[Feed]) -> list[Fed]:

@@ -1,7 +1,8 @@
 """One session of the duplex model: open, run a unit, finalize, roll back, rebuild, release.
 
 This file keeps the order of calls, and the state before the unit, for `rollback`. Opening, units,
-finalizing and rebuilding are generators of requests (`work.py`).
+finalizing and rebuilding are generators of requests (`work.py`), which `EngineSession` has the
+engine run; `UnitRun` (`unit.py`) has what a unit does.
 
 `interrupt` may come from any thread: the named unit stops before its next step of the language
 model, the speech decoder or the vocoder. The result says where, and `unit(unit, cut)` stops there
@@ -25,20 +26,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protocol.values.model import (
-    UNIT_BYTES,
-    Cut,
-    Finalized,
-    Opened,
-    Opening,
-    PastUnit,
-    Silent,
-    Stage,
-    Unit,
-    UnitResult,
-)
+from protocol.values import model as md
 
 from ..base import BackendError, BackendGone, ContextFull, Forced, ForcedResult, require_recorded
+from . import state as states
 from .audio import samples_of
 from .checkpoint import CODES_A_UNIT
 from .device import pin
@@ -46,18 +37,6 @@ from .logits import TokenLogits
 from .machine import Machine, failing
 from .sampling import Candidates, Teacher, draws, fed_max
 from .slots import LaneRun
-from .state import (
-    BLOCK,
-    MALFORMED,
-    Prefilled,
-    SessionState,
-    Span,
-    Speech,
-    feed_blocks,
-    prefill,
-    slid,
-    slide,
-)
 from .tokens import Tokens
 from .unit import Pictures, Setting, UnitRun, input_hash
 from .vision import Slicing, read_jpeg
@@ -75,7 +54,7 @@ EXACT_FIELDS: Final = (*REBUILT_FIELDS, "logits_hash")
 SPOKEN_FIELDS: Final = ("codec_ids", "cut")
 """... and also with speech."""
 
-UNDECIDED: Final = Silent(end="failed")
+UNDECIDED: Final = md.Silent(end="failed")
 """The silent part of a unit whose worker was lost before it was finalized."""
 
 Phase = Literal["new", "ready", "ran", "failed", "collected", "lost", "released"]
@@ -85,34 +64,34 @@ Phase = Literal["new", "ready", "ran", "failed", "collected", "lost", "released"
 class SteppedSession:
     """One session in one slot, which must be empty; its generators never overlap."""
 
-    def __init__(self, machine: Machine, tokens: Tokens, opening: Opening, slot: int) -> None:
+    def __init__(self, machine: Machine, tokens: Tokens, opening: md.Opening, slot: int) -> None:
         self._machine, self._opening = machine, opening
         self._tokens = tokens.for_session(opening.tools)
         self._takes_events = self._tokens is tokens
         self._slot = slot
         self._slicing = Slicing.of(machine.config.vision)
         self._setting: Setting
-        self._state: SessionState
-        self._before: SessionState
+        self._state: states.SessionState
+        self._before: states.SessionState
         self._phase: Phase = "new"
         self._terminator, self._spoke = tokens.ids.listen, False
         self._running = -1
         self._interrupted = -1
         self._waiting = WaitingRows(slot=slot)
-        self.opened: Opened
+        self.opened: md.Opened
 
-    def open(self) -> Steps[Opened]:
+    def open(self) -> Steps[md.Opened]:
         """Read the reference audio; then prefill the prompt. On failure, the slot is left empty.
 
         `ContextFull`: the prompt does not fit; `BackendError`: the reference audio is malformed.
         """
         vocoder, is_spoken = self._machine.vocoder, self._opening.config.generate_audio
-        reference = samples_of(self._opening.voice.tts_pcm, MALFORMED).numpy()
+        reference = samples_of(self._opening.voice.tts_pcm, states.MALFORMED).numpy()
         return self._opening_steps(
             vocoder.open(reference) if vocoder is not None and is_spoken else None
         )
 
-    def _opening_steps(self, voice: object) -> Steps[Opened]:
+    def _opening_steps(self, voice: object) -> Steps[md.Opened]:
         self._require("new")
         try:
             return (yield from self._open(voice))
@@ -120,7 +99,7 @@ class SteppedSession:
             self.release()
             raise
 
-    def _open(self, voice: object) -> Steps[Opened]:
+    def _open(self, voice: object) -> Steps[md.Opened]:
         self._setting = Setting(
             parts=self._machine.parts,
             tokens=self._tokens,
@@ -130,20 +109,21 @@ class SteppedSession:
             voice=voice,
         )
         if voice is not None:
+            self._machine.reserve(self._slot, 0, speech=1, is_new=True)
             yield Prepare(voice=voice)
-        filled: Prefilled = yield from prefill(
+        filled: states.Prefilled = yield from states.prefill(
             self._machine, self._tokens, self._opening, self._slot
         )
-        self._state = SessionState(layout=filled.layout, length=filled.layout.length)
+        self._state = states.SessionState(layout=filled.layout, length=filled.layout.length)
         self._before, self._phase = self._state, "ready"
-        self.opened = Opened(
+        self.opened = md.Opened(
             prompt_length=self._state.length,
             fed_ids=filled.fed_ids,
             takes_events=self._takes_events,
         )
         return self.opened
 
-    def look(self, unit: Unit) -> Pictures:
+    def look(self, unit: md.Unit) -> Pictures:
         """Decode and slice a unit's frames, in any thread; `BackendError` if one is invalid."""
         try:
             pixels = [read_jpeg(jpeg) for jpeg in unit.frames]
@@ -155,7 +135,7 @@ class SteppedSession:
             for frame in pixels
         ]
 
-    def unit(self, unit: Unit, cut: Cut | None) -> Steps[UnitResult]:
+    def unit(self, unit: md.Unit, cut: md.Cut | None) -> Steps[md.UnitResult]:
         """Look at a unit; then prefill and generate it; see `ModelSession.run`.
 
         `ContextFull`: the worst case does not fit; nothing was fed. `BackendError`: it failed, or
@@ -163,7 +143,7 @@ class SteppedSession:
         """
         return self._unit(unit, self.look(unit), cut, None)
 
-    def forced_unit(self, unit: Unit, cut: Cut | None, forced: Forced) -> Steps[ForcedResult]:
+    def forced_unit(self, unit: md.Unit, cut: md.Cut | None, forced: Forced) -> Steps[ForcedResult]:
         """Look at a unit; then run it as it was recorded; see `unit` and `Forces.run_forced`.
 
         `ContextFull`: the worst case does not fit; nothing was fed. `BackendError`: it failed, was
@@ -172,7 +152,7 @@ class SteppedSession:
         return self._forced_unit(unit, self.look(unit), cut, forced)
 
     def _forced_unit(
-        self, unit: Unit, pictures: Pictures, cut: Cut | None, forced: Forced
+        self, unit: md.Unit, pictures: Pictures, cut: md.Cut | None, forced: Forced
     ) -> Steps[ForcedResult]:
         teacher = Teacher(forced, self._machine.config.tts.eos)
         result = yield from self._unit(unit, pictures, cut, teacher)
@@ -181,20 +161,20 @@ class SteppedSession:
 
     def _unit(
         self,
-        unit: Unit,
+        unit: md.Unit,
         pictures: Pictures,
-        cut: Cut | None,
+        cut: md.Cut | None,
         teacher: Teacher | None,
         *,
-        past: UnitResult | None = None,
+        past: md.UnitResult | None = None,
         is_mute: bool = False,
-    ) -> Steps[UnitResult]:
+    ) -> Steps[md.UnitResult]:
         self._require("ready")
         self._check(unit, pictures, cut, is_mute=is_mute)
 
-        def stop(stage: Stage, step: int) -> bool:
+        def stop(stage: md.Stage, step: int) -> bool:
             if cut is not None:
-                return cut == Cut(stage=stage, step=step)
+                return cut == md.Cut(stage=stage, step=step)
             return self._interrupted == unit.index
 
         before = self._state
@@ -222,7 +202,7 @@ class SteppedSession:
         """Cut unit `index` before its next step; safe from any thread."""
         self._interrupted = index
 
-    def finalize(self, index: int, *, interrupted: bool) -> Steps[Finalized]:
+    def finalize(self, index: int, *, interrupted: bool) -> Steps[md.Finalized]:
         """Feed the terminator and `</unit>`, then slide; see `BackendSession.finalize`.
 
         An interrupted unit ends with `chunk_eos`, and its turn's speech state is dropped.
@@ -231,19 +211,24 @@ class SteppedSession:
         return self._finalize(index, interrupted=interrupted)
 
     def finalize_again(
-        self, index: int, *, interrupted: bool, silent: Silent | None, forced: bool
-    ) -> Steps[Finalized]:
+        self, index: int, *, interrupted: bool, silent: md.Silent | None, forced: bool
+    ) -> Steps[md.Finalized]:
         """Finalize a unit whose silent part was recorded; see `CallsTools.finalize_again`."""
         recorded = silent or UNDECIDED
         return self._finalize(index, interrupted=interrupted, recorded=recorded, forced=forced)
 
     def _finalize(
-        self, index: int, *, interrupted: bool, recorded: Silent | None = None, forced: bool = False
-    ) -> Steps[Finalized]:
+        self,
+        index: int,
+        *,
+        interrupted: bool,
+        recorded: md.Silent | None = None,
+        forced: bool = False,
+    ) -> Steps[md.Finalized]:
         self._require("ran", index)
         began = time.perf_counter_ns()
         self._phase = "lost"  # Until it is complete: a window may have moved keys and values.
-        silent: Silent | None = None
+        silent: md.Silent | None = None
         fed: tuple[int, ...] = (self._last(interrupted=interrupted), self._tokens.ids.unit_end)
         before, run = self._state, self._lane(self._state)
         if run is None:
@@ -266,7 +251,7 @@ class SteppedSession:
         self._state = self._closed(before, len(fed), run, interrupted=interrupted)
         yield from self._slide()
         self._phase = "ready"
-        return Finalized(
+        return md.Finalized(
             index=index,
             kv_length=self._state.length,
             fed_ids=fed,
@@ -281,14 +266,14 @@ class SteppedSession:
             return ids.chunk_eos if self._spoke else ids.listen
         return ids.chunk_eos if interrupted else self._terminator
 
-    def _lane(self, state: SessionState) -> LaneRun | None:
+    def _lane(self, state: states.SessionState) -> LaneRun | None:
         """The silent part of the last unit; None if the layout has none."""
         if self._tokens.slots is None:
             return None
         return LaneRun(self._tokens.slots, state.lane, self._opening.tools, self._spoke)
 
     def _decide_silently(
-        self, run: LaneRun, waiting: tuple[int, ...], recorded: Silent | None, *, forced: bool
+        self, run: LaneRun, waiting: tuple[int, ...], recorded: md.Silent | None, *, forced: bool
     ) -> Steps[tuple[int, ...]]:
         """Decide the silent part up to its end; return the ids that are not fed yet."""
         config, index = self._opening.config, self._running
@@ -323,17 +308,18 @@ class SteppedSession:
         return fed
 
     def _closed(
-        self, state: SessionState, count: int, run: LaneRun | None, *, interrupted: bool
-    ) -> SessionState:
+        self, state: states.SessionState, count: int, run: LaneRun | None, *, interrupted: bool
+    ) -> states.SessionState:
         """The state after the `count` ids that close a unit are fed."""
-        length = state.length + count
+        length, speech = state.length + count, states.Speech() if interrupted else state.speech
+        self._machine.tts.trim(self._slot, speech.length)  # It is not undone any more.
         text_ids = () if interrupted else state.text_ids  # Withheld text was never spoken.
         text = tuple(index for index in text_ids if index not in self._tokens.control)
-        span = Span(length=length - state.layout.length, text_ids=text)
+        span = states.Span(length=length - state.layout.length, text_ids=text)
         return state.but(
             layout=attrs.evolve(state.layout, spans=(*state.layout.spans, span)),
             length=length,
-            speech=Speech() if interrupted else state.speech,
+            speech=speech,
             overwritten=None,
             text_ids=(),
             lane=state.lane if run is None else run.left(),
@@ -341,9 +327,11 @@ class SteppedSession:
 
     def _slide(self) -> Steps[None]:
         window = self._opening.config.sliding_window
-        self._state = yield from slide(self._machine, self._tokens, self._slot, self._state, window)
+        self._state = yield from states.slide(
+            self._machine, self._tokens, self._slot, self._state, window
+        )
 
-    def rebuild(self, past: PastUnit, *, exact: bool, is_last: bool) -> Steps[Finalized]:
+    def rebuild(self, past: md.PastUnit, *, exact: bool, is_last: bool) -> Steps[md.Finalized]:
         """Look at a past unit; then feed it and its finalize; see `Rebuilds.rebuild`.
 
         Unless `exact`, units without speech wait to be fed together, at most until one `is_last`.
@@ -351,8 +339,8 @@ class SteppedSession:
         return self._rebuild(past, self.look(past.unit), exact=exact, is_last=is_last)
 
     def _rebuild(
-        self, past: PastUnit, pictures: Pictures, *, exact: bool, is_last: bool
-    ) -> Steps[Finalized]:
+        self, past: md.PastUnit, pictures: Pictures, *, exact: bool, is_last: bool
+    ) -> Steps[md.Finalized]:
         if self._phase == "collected":
             self._phase = "ready"
         self._require("ready")
@@ -371,7 +359,9 @@ class SteppedSession:
         self._phase = "collected" if self._waiting.rows else "ready"
         return finalized
 
-    def _run_again(self, past: PastUnit, pictures: Pictures, *, exact: bool) -> Steps[Finalized]:
+    def _run_again(
+        self, past: md.PastUnit, pictures: Pictures, *, exact: bool
+    ) -> Steps[md.Finalized]:
         unit, recorded = past.unit, past.result
         teacher = Teacher(Forced.of(recorded), self._machine.config.tts.eos)
         result = yield from self._unit(
@@ -389,7 +379,7 @@ class SteppedSession:
         )
         return (yield from again)
 
-    def _collect(self, past: PastUnit, pictures: Pictures) -> Steps[Finalized]:
+    def _collect(self, past: md.PastUnit, pictures: Pictures) -> Steps[md.Finalized]:
         unit, recorded = past.unit, past.result
         self._check(unit, pictures, recorded.cut, is_mute=True)
         run = DecidedUnit(
@@ -397,7 +387,7 @@ class SteppedSession:
             unit=unit,
             pictures=pictures,
             state=self._state,
-            stop=lambda stage, step: recorded.cut == Cut(stage=stage, step=step),
+            stop=lambda stage, step: recorded.cut == md.Cut(stage=stage, step=step),
             is_mute=True,
             recorded=recorded.decided_ids,
         )
@@ -423,11 +413,13 @@ class SteppedSession:
         self._waiting.rows += [*run.rows, self._machine.parts.embed(fed)]
         self._before = self._state = state
         limit, window = self._machine.config.context_limit, self._opening.config.sliding_window
-        if slid(state.layout, self._tokens, window, limit) is not state.layout:
+        if states.slid(state.layout, self._tokens, window, limit) is not state.layout:
             yield from self._waiting.feed(state.length, is_last=True)
             yield from self._slide()
         silent = None if lane is None else lane.silent()
-        return Finalized(index=unit.index, kv_length=self._state.length, fed_ids=fed, silent=silent)
+        return md.Finalized(
+            index=unit.index, kv_length=self._state.length, fed_ids=fed, silent=silent
+        )
 
     def rollback(self, index: int) -> None:
         """Restore the state before unit `index`; `BackendError` if called out of order."""
@@ -457,10 +449,10 @@ class SteppedSession:
             )
 
     def _check(
-        self, unit: Unit, pictures: Pictures, cut: Cut | None, *, is_mute: bool = False
+        self, unit: md.Unit, pictures: Pictures, cut: md.Cut | None, *, is_mute: bool = False
     ) -> None:
-        if len(unit.pcm) != UNIT_BYTES:
-            raise BackendError(f"unit {unit.index} has {len(unit.pcm)} bytes, not {UNIT_BYTES}")
+        if len(unit.pcm) != md.UNIT_BYTES:
+            raise BackendError(f"unit {unit.index} has {len(unit.pcm)} bytes, not {md.UNIT_BYTES}")
         if cut is not None and cut.stage == "prefill":
             raise BackendError("prefill is one step here, and a unit is never cut in it")
         if not (is_mute or self._state.speech.is_complete):
@@ -477,14 +469,13 @@ class SteppedSession:
                 f"unit {unit.index} may need {most} tokens; "
                 f"{self._state.length} of {config.context_limit} are used"
             )
-        spoken = self._state.speech.length + fed + 1 + CODES_A_UNIT
-        if (
-            self._setting.speaks
-            and not self._setting.forces(unit)
-            and spoken > self._machine.tts.capacity
-        ):
-            raise ContextFull(f"the turn may need {spoken} of {self._machine.tts.capacity} places")
-        self._machine.reserve(self._slot, self._state.length + most)
+        speech, capacity = 0, self._machine.tts.capacity
+        if self._setting.speaks and not self._setting.forces(unit):
+            speech = self._state.speech.length + fed + 1 + CODES_A_UNIT
+        if speech > capacity:
+            raise ContextFull(f"the turn may need {speech} of {capacity} places")
+        speech *= not is_mute
+        self._machine.reserve(self._slot, self._state.length + most, speech=speech)
 
 
 # -- past units in long prefills ----------------------------------------------------------------
@@ -529,7 +520,7 @@ class WaitingRows:
         if not self.rows:
             return
         rows = torch.cat(self.rows)
-        count = len(rows) if is_last else len(rows) // BLOCK * BLOCK
+        count = len(rows) if is_last else len(rows) // states.BLOCK * states.BLOCK
         self.rows = [rows[count:]] if count < len(rows) else []
         if count:
-            yield from feed_blocks(self.slot, end - len(rows), rows[:count])
+            yield from states.feed_blocks(self.slot, end - len(rows), rows[:count])

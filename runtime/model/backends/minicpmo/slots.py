@@ -65,24 +65,23 @@ TEXT: Final = "text"
 MEDIA: Final = "media"
 """Names of all ordinary ids, and of all embeddings."""
 
+_AFTER_SOUND: Final = {"<input_event_slot>": "events", "<ai_spoken_slot>": "spoken"}
+_AFTER_PICTURES: Final = {"<user_audio_slot>": "sound", **_AFTER_SOUND}
+_BEGINS: Final = {TEXT: "plain", "<think>": "think", "<tool_call>": "tool"}
+_MORE: Final = {
+    **_BEGINS,
+    "<|non_spoken_eos|>": "silent",
+    "<|non_spoken_budget_reached|>": "silent",
+}
 GRAMMAR: Final[Mapping[str, Mapping[str, str]]] = {
     "start": {"<unit>": "unit"},
-    "unit": {
-        "<user_video_slot>": "video",
-        "<user_audio_slot>": "sound",
-        "<input_event_slot>": "events",
-        "<ai_spoken_slot>": "spoken",
-    },
+    "unit": {"<user_video_slot>": "video", **_AFTER_PICTURES},
     "video": {"<image>": "image", "<slice>": "slice", "</user_video_slot>": "seen"},
     "image": {MEDIA: "image", "</image>": "video"},
     "slice": {MEDIA: "slice", "</slice>": "video"},
-    "seen": {
-        "<user_audio_slot>": "sound",
-        "<input_event_slot>": "events",
-        "<ai_spoken_slot>": "spoken",
-    },
+    "seen": _AFTER_PICTURES,
     "sound": {MEDIA: "sound", "</user_audio_slot>": "heard"},
-    "heard": {"<input_event_slot>": "events", "<ai_spoken_slot>": "spoken"},
+    "heard": _AFTER_SOUND,
     "events": {
         "<tool_response_event>": "call",
         "<standalone_event>": "standalone",
@@ -107,27 +106,9 @@ GRAMMAR: Final[Mapping[str, Mapping[str, str]]] = {
     "said": {"</ai_spoken_slot>": "quiet"},
     # Here the place that the silent part of the unit before left comes into its own.
     "quiet": {"<ai_non_spoken_slot>": "first"},
-    "first": {
-        TEXT: "plain",
-        "<think>": "think",
-        "<tool_call>": "tool",
-        "<|no_action|>": "silent",
-        "<|non_spoken_eos|>": "silent",
-    },
-    "more": {
-        TEXT: "plain",
-        "<think>": "think",
-        "<tool_call>": "tool",
-        "<|non_spoken_eos|>": "silent",
-        "<|non_spoken_budget_reached|>": "silent",
-    },
-    "plain": {
-        TEXT: "plain",
-        "<think>": "think",
-        "<tool_call>": "tool",
-        "<|non_spoken_eos|>": "silent",
-        "<|non_spoken_budget_reached|>": "silent",
-    },
+    "first": {**_BEGINS, "<|no_action|>": "silent", "<|non_spoken_eos|>": "silent"},
+    "more": _MORE,
+    "plain": _MORE,
     "think": {TEXT: "think", "</think>": "more", "<|non_spoken_budget_reached|>": "silent"},
     "tool": {TEXT: "tool", "</tool_call>": "more", "<|non_spoken_budget_reached|>": "silent"},
     "silent": {"</ai_non_spoken_slot>": "closed"},
@@ -330,12 +311,12 @@ class Slots:
     def _event(self, event: UnitInput, text: tuple[int, ...]) -> tuple[int, ...]:
         if event.kind == "text":
             return (*self.of("<standalone_event>"), *text, *self.of("</standalone_event>"))
-        said = self.of("<|tool_started|>")
+        body = self.of("<|tool_started|>")
         if event.kind == "result":
-            said = (*self.of("<tool_response>"), *text, *self.of("</tool_response>"))
+            body = (*self.of("<tool_response>"), *text, *self.of("</tool_response>"))
         call = (*self.of("<tool_call_id>"), *self._text(event.call), *self.of("</tool_call_id>"))
         marks = self.of("<tool_response_event>", "</tool_response_event>")
-        return (marks[0], *call, *said, marks[1])
+        return (marks[0], *call, *body, marks[1])
 
     @property
     def silent_max(self) -> int:

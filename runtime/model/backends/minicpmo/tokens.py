@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
 from tokenizers import Tokenizer
@@ -85,72 +85,53 @@ def _unescaped(literal: str) -> str:
 # -- ids ----------------------------------------------------------------------------------------
 
 
+def _named(token: str) -> Any:
+    """A field with the id of the token of a name."""
+    return attrs.field(metadata={"token": token})
+
+
 @attrs.frozen(kw_only=True)
 class ControlIds:
     """The ids of the control tokens, explained in model.md."""
 
-    unit: int
-    unit_end: int
-    image: int
-    image_end: int
-    slice_: int
-    slice_end: int
-    im_start: int
-    im_end: int
-    audio_start: int
-    audio_end: int
-    tts_bos: int
-    tts_pad: int
-    listen: int
-    speak: int
-    turn_eos: int
-    chunk_eos: int
-    chunk_tts_eos: int
-
-
-NAMES: dict[str, str] = {
-    "unit": "<unit>",
-    "unit_end": "</unit>",
-    "image": "<image>",
-    "image_end": "</image>",
-    "slice_": "<slice>",
-    "slice_end": "</slice>",
-    "im_start": "<|im_start|>",
-    "im_end": "<|im_end|>",
-    "audio_start": "<|audio_start|>",
-    "audio_end": "<|audio_end|>",
-    "tts_bos": "<|tts_bos|>",
-    "tts_pad": "<|tts_pad|>",
-    "listen": "<|listen|>",
-    "speak": "<|speak|>",
-    "turn_eos": "<|turn_eos|>",
-    "chunk_eos": "<|chunk_eos|>",
-    "chunk_tts_eos": "<|chunk_tts_eos|>",
-}
-"""Field of `ControlIds` to token name."""
+    unit: int = _named("<unit>")
+    unit_end: int = _named("</unit>")
+    image: int = _named("<image>")
+    image_end: int = _named("</image>")
+    slice_: int = _named("<slice>")
+    slice_end: int = _named("</slice>")
+    im_start: int = _named("<|im_start|>")
+    im_end: int = _named("<|im_end|>")
+    audio_start: int = _named("<|audio_start|>")
+    audio_end: int = _named("<|audio_end|>")
+    tts_bos: int = _named("<|tts_bos|>")
+    tts_pad: int = _named("<|tts_pad|>")
+    listen: int = _named("<|listen|>")
+    speak: int = _named("<|speak|>")
+    turn_eos: int = _named("<|turn_eos|>")
+    chunk_eos: int = _named("<|chunk_eos|>")
+    chunk_tts_eos: int = _named("<|chunk_tts_eos|>")
 
 
 @attrs.frozen(kw_only=True)
 class ChatIds:
     """The ids of the tokens used only in chat; None where a tokenizer lacks one."""
 
-    think: int | None
-    think_end: int | None
-    image_id: int | None
-    image_id_end: int | None
-    tts_eos: int | None
-    end: int | None
+    think: int | None = _named("<think>")
+    think_end: int | None = _named("</think>")
+    image_id: int | None = _named("<image_id>")
+    image_id_end: int | None = _named("</image_id>")
+    tts_eos: int | None = _named("<|tts_eos|>")
+    end: int | None = _named("</s>")
 
 
-CHAT_NAMES: dict[str, str] = {
-    "think": "<think>",
-    "think_end": "</think>",
-    "image_id": "<image_id>",
-    "image_id_end": "</image_id>",
-    "tts_eos": "<|tts_eos|>",
-    "end": "</s>",
-}
-"""Field of `ChatIds` to token name."""
+def _names(kind: type[ControlIds | ChatIds]) -> dict[str, str]:
+    return {field.name: field.metadata["token"] for field in attrs.fields(kind)}
+
+
+NAMES: Final = _names(ControlIds)
+CHAT_NAMES: Final = _names(ChatIds)
+"""Fields to token names."""
 TOOL_MARKS: tuple[str, ...] = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 """The marks of tools: tokens in some tokenizers, in others text."""
 _IN_MARKS = re.compile(r"(?<=<)(?=/?tool_(?:call|response)>)")
@@ -183,16 +164,12 @@ class Tokens:
         except Exception as error:  # The library raises plain `Exception`.
             raise ValueError(f"tokenizer.json cannot be read: {error}") from error
         self._tokenizer.encode_special_tokens = True
-        found: dict[str, int] = {}
-        for field, name in NAMES.items():
-            index = self._tokenizer.token_to_id(name)
-            if index is not None:
-                found[field] = index
-        missing = [name for field, name in NAMES.items() if field not in found]
-        if missing:
+        token_id = self._tokenizer.token_to_id
+        ids = {field: token_id(name) for field, name in NAMES.items()}
+        found = {field: index for field, index in ids.items() if index is not None}
+        if missing := [name for field, name in NAMES.items() if field not in found]:
             raise ValueError(f"tokenizer.json has no control tokens {missing}")
         self.ids = ControlIds(**found)
-        token_id = self._tokenizer.token_to_id
         self.chat = ChatIds(**{field: token_id(name) for field, name in CHAT_NAMES.items()})
         self.size: int = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
         self.control: frozenset[int] = frozenset(found.values())

@@ -21,24 +21,10 @@ from torch import Tensor
 
 from protocol.values.model import Costs, Cut, DuplexConfig, Opening, Stage, Unit, UnitResult
 
+from . import sampling
 from .audio import Hearing, read_pcm
 from .checkpoint import CODES_A_UNIT, Parts
 from .logits import CodeChoice, CodeLogits, Trace, numbers_of
-from .sampling import (
-    CHUNK_CHARACTERS,
-    CODE_WINDOW,
-    DRAWS_A_STEP,
-    REPETITION_WINDOW,
-    Candidates,
-    Teacher,
-    codes_apart,
-    decide,
-    draws,
-    fed_max,
-    leaning,
-    only,
-    tokens_apart,
-)
 from .state import SessionState, Speech
 from .tokens import Tokens
 from .vocoder import LOOKAHEAD, Vocoder, Voicing
@@ -118,7 +104,7 @@ class UnitRun:
     pictures: Pictures
     state: SessionState
     stop: Callable[[Stage, int], bool]
-    teacher: Teacher | None = None
+    teacher: sampling.Teacher | None = None
     past: UnitResult | None = None
     is_mute: bool = False
     terminator: int = -1
@@ -196,7 +182,7 @@ class UnitRun:
             for picture in slices:
                 rows = yield See(picture=picture, is_alone=parts.is_on_cpu)  # (64, width)
                 seen[-1].append(rows)
-        sound = yield from self._hear()
+        sound = yield from self._encode_sound()
         if tokens.slots is None:
             pieces = _head(tokens, seen, sound)
         else:
@@ -206,7 +192,7 @@ class UnitRun:
         rows = [each if isinstance(each, Tensor) else parts.embed(each) for each in pieces]
         return (yield from self._feed(torch.cat(rows)))
 
-    def _hear(self) -> Steps[Tensor]:
+    def _encode_sound(self) -> Steps[Tensor]:
         parts, state = self.setting.parts, self.state
         pcm = torch.from_numpy(read_pcm(self.unit.pcm))  # (16000,)
         mel, carry = parts.front_end.next_frames(pcm, state.mel)
@@ -230,9 +216,11 @@ class UnitRun:
     def _generate(self, first: Fed) -> Steps[bool]:
         """Decide and feed tokens until a terminator; True if the unit listens."""
         setting, opening = self.setting, self.setting.opening
-        tokens, ids, most = setting.tokens, setting.tokens.ids, fed_max(opening.config)
-        numbers = draws(opening.seed, self.unit.index, "llm", DRAWS_A_STEP * (most + 1))
-        numbers = numbers.reshape(-1, DRAWS_A_STEP)
+        tokens, ids, most = setting.tokens, setting.tokens.ids, sampling.fed_max(opening.config)
+        numbers = sampling.draws(
+            opening.seed, self.unit.index, "llm", sampling.DRAWS_A_STEP * (most + 1)
+        )
+        numbers = numbers.reshape(-1, sampling.DRAWS_A_STEP)
         fed, self.terminator, known = first, ids.chunk_eos, self._known(most)
         self.was_open, is_in_slots = self.state.turn_open, tokens.slots is not None
         for step in range(most + 1):
@@ -291,20 +279,20 @@ class UnitRun:
             if step or tokens.slots is None:
                 return logits
             begins = tokens.slots.speech(0, is_open=self.was_open)
-            return only(logits, tokens.slots.of(*begins))
+            return sampling.only(logits, tokens.slots.of(*begins))
 
-        def rule(logits: Candidates) -> int:
-            return decide(logits, history, numbers, config, tokens, forbidden=forbidden)
+        def rule(logits: sampling.Candidates) -> int:
+            return sampling.decide(logits, history, numbers, config, tokens, forbidden=forbidden)
 
         if step or tokens.slots is None:
             own = fed.logits.settle(rule)
         else:
-            own = rule(Candidates(values=whole()))
+            own = rule(sampling.Candidates(values=whole()))
         if self.teacher is None:
             return own
 
         def apart(wanted: int) -> tuple[float | None, float | None]:
-            return tokens_apart(
+            return sampling.tokens_apart(
                 *(whole(), history, numbers, config, tokens),
                 own=own,
                 wanted=wanted,
@@ -314,7 +302,7 @@ class UnitRun:
         token = self.teacher.token(step, own, apart)
         if step == 0:
             is_open = self.state.turn_open
-            self.teacher.leaning = leaning(
+            self.teacher.leaning = sampling.leaning(
                 whole(), history, config, tokens, is_open=is_open, own=own, recorded=token
             )
         return token
@@ -335,27 +323,27 @@ class UnitRun:
         return attrs.evolve(config, listen_prob_scale=0.0) if is_forced else config
 
     def _remember(self, token: int) -> None:
-        history = (*self.state.history, token)[-REPETITION_WINDOW:]
+        history = (*self.state.history, token)[-sampling.REPETITION_WINDOW :]
         self.state = self.state.but(history=history)
 
     def _text(self, *more: int) -> str:
         return self.setting.tokens.decode([*(index for index, _ in self.spoken), *more])
 
     def _overflows(self, token: int) -> bool:
-        return len(self._text(token)) >= CHUNK_CHARACTERS
+        return len(self._text(token)) >= sampling.CHUNK_CHARACTERS
 
     def _speak(self, *, last: bool) -> Steps[None]:
         """Speak the unit's text: its rows, then code after code, at most a second's."""
         setting, speech = self.setting, self.state.speech
         tts, slot, length = setting.parts.tts, setting.slot, speech.length
-        numbers = draws(setting.opening.seed, self.unit.index, "tts", CODES_A_UNIT)
+        numbers = sampling.draws(setting.opening.seed, self.unit.index, "tts", CODES_A_UNIT)
         may_end = last or length == 0
 
         def choice(codes: Sequence[int]) -> CodeChoice | None:
             """How the code after these is chosen; None if they fill the second."""
             if len(codes) == CODES_A_UNIT:
                 return None
-            recent, draw = tuple(codes[-CODE_WINDOW:]), float(numbers[len(codes)])
+            recent, draw = tuple(codes[-sampling.CODE_WINDOW :]), float(numbers[len(codes)])
             return CodeChoice(recent, draw, may_end=may_end)
 
         rows = tts.opening(self.spoken)  # (text + 1, hidden)
@@ -401,7 +389,9 @@ class UnitRun:
 
         def apart(wanted: int) -> tuple[float | None, float | None]:
             logits = answer.numbers()
-            return codes_apart(logits, chunk, draw, eos, may_end=may_end, own=own, wanted=wanted)
+            return sampling.codes_apart(
+                logits, chunk, draw, eos, may_end=may_end, own=own, wanted=wanted
+            )
 
         return self.teacher.code(len(self.codes), own, apart)
 

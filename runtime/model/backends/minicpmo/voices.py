@@ -26,18 +26,8 @@ from protocol.values.limits import VOICE_STEPS
 
 from ....settings.extras import install
 from ...voice import checkpoint as published
+from ...voice import reference as audio
 from ...voice.config import SILENT_CODE
-from ...voice.reference import (
-    CODES_FILE,
-    RATE_HZ,
-    SECONDS_MAX,
-    SECONDS_MIN,
-    SPEAKER_FILE,
-    Network,
-    Reference,
-    References,
-    open_network,
-)
 from ...voice.steps import VoiceSteps, sizes_on
 from ...voice.vocoder import VOICES, Chunk, Turn, session_bytes
 from ...voice.vocoder import Vocoder as PublishedVocoder
@@ -46,7 +36,10 @@ from .device import MemoryPlan
 from .vocoder import Pcm, PieceVocoder, Sounding, Vocoder
 
 PIECES: Final = "pieces.safetensors"
-FILES: Final = (*(published.FLOW_YAML, published.FLOW, published.HIFT), *(SPEAKER_FILE, CODES_FILE))
+FILES: Final = (
+    *(published.FLOW_YAML, published.FLOW, published.HIFT),
+    *(audio.SPEAKER_FILE, audio.CODES_FILE),
+)
 """The published files."""
 DEFAULT_VOICES: Final = ("HT_ref_audio.wav", "system_ref_audio.wav")
 """The voice of sessions without reference audio, in that folder's parent; the first that exists."""
@@ -86,7 +79,7 @@ def survey(folder: Path) -> int:
     """
     if not has_published(folder):
         return PieceVocoder.load(folder).codes
-    for name in (CODES_FILE, SPEAKER_FILE):
+    for name in (audio.CODES_FILE, audio.SPEAKER_FILE):
         _network(folder / name)
     _default(folder)
     return published.survey(folder)[0].config.codes
@@ -121,7 +114,7 @@ def planned(
         weight_bytes={**needs.weight_bytes, **weights},
         session_bytes={**needs.session_bytes, "vocoder": each},
         voices_bytes=REFERENCES_MAX * REFERENCE_BYTES
-        + sum((folder / name).stat().st_size for name in (CODES_FILE, SPEAKER_FILE)),
+        + sum((folder / name).stat().st_size for name in (audio.CODES_FILE, audio.SPEAKER_FILE)),
     )
 
 
@@ -142,7 +135,7 @@ def load_vocoder(
         return PieceVocoder.load(folder)
     reasons = lacking(folder)
     if not reasons:
-        networks = [_network(folder / name) for name in (CODES_FILE, SPEAKER_FILE)]
+        networks = [_network(folder / name) for name in (audio.CODES_FILE, audio.SPEAKER_FILE)]
         vocoder = published.load_vocoder(
             folder,
             steps=steps,
@@ -151,17 +144,17 @@ def load_vocoder(
             dtype=dtype,
             device=device,
         )
-        references = References(*networks, vocabulary=vocoder.flow.config.codes)
+        references = audio.References(*networks, vocabulary=vocoder.flow.config.codes)
         return PublishedVoice(vocoder, references, _default(folder))
     for reason in reasons:
         _log.warning("text alone, without speech: %s", reason)
     return None
 
 
-def _network(path: Path) -> Network:
-    inputs = 2 if path.name == CODES_FILE else 1
+def _network(path: Path) -> audio.Network:
+    inputs = 2 if path.name == audio.CODES_FILE else 1
     try:
-        network = open_network(path)
+        network = audio.open_network(path)
         found = len(network.get_inputs())
     except Exception as error:  # Of onnxruntime, of any type.
         text = " ".join(str(error).split())[:200]
@@ -181,9 +174,9 @@ def _default(folder: Path) -> Pcm | None:
                 sound = np.frombuffer(read_wav(path), "<f4")
             except AudioFileError as error:
                 raise CheckpointError(str(error)) from error
-            if len(sound) < SECONDS_MIN * RATE_HZ:
-                raise CheckpointError(f"{path} is shorter than {SECONDS_MIN} s")
-            return sound[: int(SECONDS_MAX * RATE_HZ)]
+            if len(sound) < audio.SECONDS_MIN * audio.RATE_HZ:
+                raise CheckpointError(f"{path} is shorter than {audio.SECONDS_MIN} s")
+            return sound[: int(audio.SECONDS_MAX * audio.RATE_HZ)]
     return None
 
 
@@ -204,11 +197,11 @@ class PublishedVoice:
     first_codes = FIRST_CODES
 
     def __init__(
-        self, vocoder: PublishedVocoder, references: References, default: Pcm | None
+        self, vocoder: PublishedVocoder, references: audio.References, default: Pcm | None
     ) -> None:
         self._vocoder, self._references, self._default = vocoder, references, default
         self._sizes = () if vocoder.steps is None else vocoder.steps.sizes
-        self._read: OrderedDict[bytes, Reference] = OrderedDict()
+        self._read: OrderedDict[bytes, audio.Reference] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
@@ -235,7 +228,7 @@ class PublishedVoice:
             **{name: version(name) for name in ("onnxruntime", "soxr")},
         }
 
-    def open(self, reference: Pcm) -> Reference | None:
+    def open(self, reference: Pcm) -> audio.Reference | None:
         """Read reference audio, or recall what it gave."""
         if not len(reference):
             if self._default is None:
@@ -255,14 +248,14 @@ class PublishedVoice:
 
     def prepare(self, voice: object) -> None:
         """Compute what the voice's turns start from."""
-        assert isinstance(voice, Reference), voice
+        assert isinstance(voice, audio.Reference), voice
         self._vocoder.voice(voice)
 
     def sound(self, soundings: Sequence[Sounding]) -> list[tuple[Pcm, object]]:
         """Speak a chunk of each turn."""
         chunks = list[Chunk]()
         for each in soundings:
-            assert isinstance(each.voice, Reference), each.voice
+            assert isinstance(each.voice, audio.Reference), each.voice
             assert each.state is None or isinstance(each.state, Turn), each.state
             chunks.append(
                 Chunk(

@@ -23,7 +23,7 @@ from click.testing import CliRunner
 
 from protocol.values.model import DuplexConfig, Opening, SpeechConfig, Turn, Voice
 from runtime.cli import main
-from runtime.commands.doctor import Question, examine
+from runtime.commands.doctor import examine
 from runtime.model.backends.base import BackendError, BackendRefused
 from runtime.model.backends.minicpmo import voices
 from runtime.model.backends.minicpmo.device import plan
@@ -39,6 +39,7 @@ from runtime.model.voice.reference import CODES_FILE, RATE_HZ, SPEAKER_FILE
 from runtime.model.voice.steps import VoiceSteps
 from runtime.model.voice.vocoder import Piece, Vocoder
 from runtime.settings.extras import install
+from runtime.settings.settings import Settings
 from tests.models import random_model, random_voice
 from tests.models.blocking import alone, open_session
 from tests.models.random_model import SMALL, opening, unit
@@ -130,6 +131,7 @@ def caller(number: int, units: int, voice: int | None = None, **befalls: Any) ->
 # -- alone and in company --------------------------------------------------------------------------
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("count", "units"), sample([(2, 7), (5, 5), (16, 6)], [(2, 7), (16, 3)]))
 def test_a_session_sounds_the_same_alone_and_in_company(
     model: DuplexModel, count: int, units: int
@@ -313,7 +315,7 @@ def test_without_any_reference_a_session_gets_text(
     assert "without reference audio" in caplog.text
     voice = Voice(tts_pcm=reference_pcm(1).tobytes())
     assert open_session(silent, opening(voice=voice, listen_prob_scale=0.0)).run_unit(unit(0)).pcm
-    says = {it.check: it.says for it in examine(Question(model=str(changed))).findings}
+    says = {it.check: it.says for it in examine(Settings(model=str(changed))).findings}
     assert "sessions without reference audio get text" in says["vocoder"]
 
 
@@ -406,7 +408,7 @@ def test_a_folder_without_a_file_is_served_in_text(
     with caplog.at_level(logging.WARNING, "antiphon.model"):
         assert not load(changed).info.speaks
     assert f"{name} is missing" in caplog.text
-    found = examine(Question(model=str(changed)))
+    found = examine(Settings(model=str(changed)))
     (finding,) = [each for each in found.findings if each.check == "vocoder"]
     assert (found.would_serve, finding.state) == (True, "note")
     assert name in finding.do
@@ -479,6 +481,7 @@ HOSTILE: Final[dict[str, tuple[Callable[[Path], None], str]]] = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("spoil", "says"), HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_folder_is_refused_by_name(
     changed: Path, spoil: Callable[[Path], None], says: str, capfd: pytest.CaptureFixture[str]
@@ -487,7 +490,7 @@ def test_a_hostile_folder_is_refused_by_name(
     spoil(changed / VOCODER)
     with pytest.raises(ModelUnusableError, match=says):
         load_backend(str(changed), 1)
-    found = examine(Question(model=str(changed)))
+    found = examine(Settings(model=str(changed)))
     if "finite" not in says:  # Of weights only the headers are read.
         (problem,) = [each for each in found.findings if each.state == "problem"]
         assert problem.check == "vocoder"
@@ -511,7 +514,7 @@ def test_a_vocoder_must_know_every_code(changed: Path) -> None:
     write_checkpoint(changed, ROOM, {"tts_config": {"num_audio_tokens": 4226}})
     with pytest.raises(ModelUnusableError, match="the vocoder has 4224 codes, the model 4225"):
         load_backend(str(changed), 1)
-    found = examine(Question(model=str(changed)))
+    found = examine(Settings(model=str(changed)))
     assert not found.would_serve
 
 

@@ -68,6 +68,7 @@ def sounds(spoken: Sequence[Spoken]) -> list[bytes]:
 COMPANY = [("b", 60), ("c", 150), ("d", 3), ("e", 31)]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("count", [2, 5, 16])
 def test_a_voice_sounds_the_same_in_any_company(small: Vocoder, count: int) -> None:
     """A replay, which has one session, would hear other bytes than the caller did."""
