@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -13,14 +14,20 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from protocol.values.model import UNIT_SAMPLES
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
+from replay.rerun.logic import replay
+from tests.bench.tiny.staging import read_manifest, stage_phrase
 from tests.live.servers import LiveServer, live_server
 from tests.live.test_deterministic import antiphon
 from tests.models.makers import TOOLS
 from tests.models.random_model import IN_SLOTS, sound, write_checkpoint
 from tests.sessions.in_memory import append_frame, base64, close_frame
 
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+HELDOUT = FIXTURES / "speech" / "heldout"
+RECORDED = FIXTURES / "tiny" / "clock.session.zst"
 UNITS = 24
 WAIT_S = 30
 OFFERED = [
@@ -37,7 +44,9 @@ OFFERED = [
 Body = dict[str, Any]
 
 
-def talk(connection: ClientConnection) -> list[Body]:
+def talk(
+    connection: ClientConnection, seconds: Iterable[bytes], content: str = "nine", **config: object
+) -> list[Body]:
     """Send sound second by second, and the result of each call; returns what was received."""
     received: list[Body] = []
     answered = set[str]()
@@ -48,17 +57,18 @@ def talk(connection: ClientConnection) -> list[Body]:
             received.append(body)
             if body["type"] == "response.tool_call.done":
                 result = {"type": "input.tool_result", "tool_call_id": body["tool_call_id"]}
-                connection.send(json.dumps({**result, "content": "nine"}))
+                connection.send(json.dumps({**result, "content": content}))
             if body["type"] == kind and body.get("input_id") not in answered:
                 answered.add(body.get("input_id", ""))
                 return body
 
     wait_for("session.queue_done")
-    payload = {"system_prompt": "Hi.", "tools": OFFERED, "config": {"force_listen_count": 0}}
+    settings = {"force_listen_count": 0, **config}
+    payload = {"system_prompt": "Hi.", "tools": OFFERED, "config": settings}
     connection.send(json.dumps({"type": "session.init", "payload": payload}))
     assert wait_for("session.created")["tools"] == "called"
-    for number in range(UNITS):
-        body = {"type": "input.append", "input": {"audio": base64(sound(number))}}
+    for second in seconds:
+        body = {"type": "input.append", "input": {"audio": base64(second)}}
         connection.send(json.dumps(body))
         wait_for("response.output.delta")
     connection.send(close_frame())
@@ -73,7 +83,7 @@ def test_a_session_with_calls_and_results_is_replayed(tmp_path: Path) -> None:
     write_checkpoint(model, IN_SLOTS)
     with live_server("--record", str(recordings), model=str(model)) as server:
         with connect(f"{server.url}?mode=audio", compression=None) as connection:
-            received = talk(connection)
+            received = talk(connection, map(sound, range(UNITS)))
         assert server.stop() == 0
     kinds = [body["type"] for body in received]
     assert "response.tool_call.done" in kinds
@@ -84,6 +94,35 @@ def test_a_session_with_calls_and_results_is_replayed(tmp_path: Path) -> None:
     for options in (["--full", "--model", model], []):
         replayed = antiphon("replay", *options, log, "--json")
         assert json.loads(replayed.stdout)["result"] == "identical", replayed.stdout
+
+
+def test_the_embedded_model_asks_for_the_time_and_tells_it(tmp_path: Path) -> None:
+    """It calls its clock while it speaks and while it listens, and says what came of it."""
+    recordings, seconds = tmp_path / "recordings", list[bytes]()
+    for place, phrase in enumerate(("set a timer", "what time is it")):
+        item = next(item for item in read_manifest(HELDOUT) if item.phrase == phrase)
+        pcm, _ = stage_phrase(HELDOUT, item, place, lead_s=1.0)
+        seconds += [second.astype("<f4").tobytes() for second in pcm.reshape(-1, UNIT_SAMPLES)]
+    with live_server("--record", str(recordings), model="tiny") as server:
+        with connect(f"{server.url}?mode=audio", compression=None) as connection:
+            received = talk(connection, seconds, "three o'clock", top_k=1)
+        assert server.stop() == 0
+    calls = [body for body in received if body["type"] == "response.tool_call.done"]
+    assert [body["call"]["name"] for body in calls] == ["clock", "clock"]
+    said = "".join(body.get("text", "") for body in received)
+    assert said == "Timer set for one minute.It is three o'clock.It is three o'clock."
+    (log,) = recordings.glob("*.session.zst")
+    replayed = antiphon("replay", "--full", "--model", "tiny", log, "--json")
+    assert json.loads(replayed.stdout)["result"] == "identical", replayed.stdout
+
+
+def test_the_recording_of_a_clock_is_replayed() -> None:
+    """It was made by the test above, of sound of 8 bits, and outlives the weights that made it."""
+    with LogReader(RECORDED) as reader:
+        items = list(reader)
+    assert replay(items).identical
+    fields = [str(item.fields) for item in items if isinstance(item, Record)]
+    assert sum("'result'" in each and "three o'clock" in each for each in fields) >= 2
 
 
 # -- hostile clients -------------------------------------------------------------------------------

@@ -205,7 +205,7 @@ def test_a_near_tie_is_that_of_replay() -> None:
 def test_a_leaning_is_of_the_logits() -> None:
     """A margin would leave out the penalties that decide, or a probability have them."""
     tokens = tiny(1).tokens
-    ids, logits = tokens.ids, np.zeros(640)
+    ids, logits = tokens.ids, np.zeros(672)
     logits[ids.listen], logits[ids.speak], logits[ids.turn_eos] = 3.0, 2.0, 4.0
     config = DuplexConfig(listen_prob_scale=0.5, length_penalty=2.0)
     ask = {"config": config, "tokens": tokens, "own": ids.speak, "recorded": ids.listen}

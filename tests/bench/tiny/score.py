@@ -29,6 +29,7 @@ from tests.bench.tiny.score_chat import (
     score_chat_spoken,
     score_chat_typed,
 )
+from tests.bench.tiny.score_clock import score_clock
 from tests.bench.tiny.score_tools import score_tools
 from tests.bench.tiny.score_transcripts import score_transcripts
 from tests.bench.tiny.staging import (
@@ -278,6 +279,7 @@ SCORES: Final[dict[str, Callable[[DuplexModel, Path], dict[str, float]]]] = {
     "chat_aloud": score_chat_aloud,
     "transcripts": score_transcripts,
     "tools": score_tools,
+    "clock": score_clock,
 }
 
 

@@ -19,7 +19,10 @@ from protocol.values.model import (
     UNIT_SAMPLES,
     DuplexConfig,
     Opening,
+    Silent,
+    Tool,
     Unit,
+    UnitInput,
     UnitResult,
     Voice,
 )
@@ -116,30 +119,41 @@ def together(model: DuplexModel, courses: Iterable[Course[Result]]) -> list[Resu
 
 
 class Player:
-    """A new session, played into unit by unit; a repeated picture is computed once."""
+    """A new session, played into unit by unit; a repeated picture is computed once.
 
-    def __init__(self, model: DuplexModel, seed: int, slot: int) -> None:
+    `silent`: what the last unit did in silence; None of a session without tools.
+    """
+
+    def __init__(
+        self, model: DuplexModel, seed: int, slot: int, tools: tuple[Tool, ...] = ()
+    ) -> None:
         opening = Opening(
             instructions="You are a helpful assistant.",
             voice=Voice(),
             config=DuplexConfig(),
             seed=seed,
+            tools=tools,
         )
+        self.silent: Silent | None = None
         self._session = model.session(opening, slot=slot)
         self._look, self._session.look = self._session.look, self._look_once
         self._index = -1
         self._looked: dict[tuple[bytes, ...], Pictures] = {}
         self._seen: dict[int, Tensor] = {}
 
-    def step(self, second: Pcm, frames: tuple[bytes, ...] = ()) -> Steps[UnitResult]:
+    def step(
+        self, second: Pcm, frames: tuple[bytes, ...] = (), inputs: tuple[UnitInput, ...] = ()
+    ) -> Steps[UnitResult]:
         """Play one unit, (16000,), and finalize it."""
         session = self._session
         if self._index < 0:
             yield from session.open()
         self._index += 1
-        unit = Unit(index=self._index, pcm=second.astype("<f4").tobytes(), frames=frames)
+        pcm = second.astype("<f4").tobytes()
+        unit = Unit(index=self._index, pcm=pcm, frames=frames, inputs=inputs)
         result = yield from self._seeing_once(session.unit(unit, None))
-        yield from session.finalize(self._index, interrupted=False)
+        made = yield from session.finalize(self._index, interrupted=False)
+        self.silent = made.silent
         return result
 
     def _look_once(self, unit: Unit) -> Pictures:

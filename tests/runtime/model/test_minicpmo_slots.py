@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,7 +30,7 @@ from runtime.model.backends.base import SILENT_STEPS_MIN, BackendRefused, CallsT
 from runtime.model.backends.minicpmo import session as session_module
 from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
-from runtime.model.backends.minicpmo.sampling import Candidates, decide_chat, draws
+from runtime.model.backends.minicpmo.sampling import Candidates, decide, decide_chat, draws
 from runtime.model.backends.minicpmo.slots import EVENTS_MAX, FILE, GRAMMAR, NEW, OPEN, TOO_LONG
 from runtime.model.backends.minicpmo.work import Feed, Work
 from runtime.model.engine.backend import EngineBackend
@@ -348,6 +349,19 @@ def test_no_answer_of_chat_has_a_token_of_the_layout(model: DuplexModel) -> None
         assert chosen not in tokens.unchatted
     assert tokens.slots is not None
     assert set(tokens.slots.of(*NEW)) <= set(tokens.unchatted)
+
+
+def test_a_session_of_the_older_layout_is_not_swayed_by_the_tokens_of_slots(
+    model: DuplexModel,
+) -> None:
+    """They took a part of the sample that ends a chunk, so it was ended less often."""
+    older = copy.copy(model.tokens)
+    older.slots = None
+    numbers, ends = np.full(2, 0.4), older.ids.chunk_eos
+    logits = np.zeros(older.size)
+    logits[ends], logits[list(older.unchatted)] = 20.0, 22.0
+    chosen = decide(Candidates(values=logits), (), numbers, DuplexConfig(), older)
+    assert chosen == ends
 
 
 def test_no_token_of_the_layout_is_text(model: DuplexModel) -> None:

@@ -295,8 +295,8 @@ def test_in_half_precision_all_lies_on_the_device(dtype: torch.dtype, is_flash: 
         (rows,) = machine.compute([request])
         assert (rows.dtype, rows.device) == (dtype, device)
     machine.clear(0)
-    for ids in ((-1,), (640,), (3, -1), (640, 3)):  # Found on the host: a GPU would not recover.
-        with pytest.raises(IndexError, match="not from 0 to 639"):
+    for ids in ((-1,), (672,), (3, -1), (672, 3)):  # Found on the host: a GPU would not recover.
+        with pytest.raises(IndexError, match="not from 0 to 671"):
             parts.embed(ids)
     assert parts.embed(()).shape == (0, 192)
 

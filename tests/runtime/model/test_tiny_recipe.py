@@ -14,7 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from fixtures.tiny.recipe import chat, chat_batches, clock, labels, shelf
+from fixtures.tiny.recipe import asides, chat, chat_batches, clock, labels, shelf
 from fixtures.tiny.recipe.chat_phrases import ALIASES, HOURS, STRANGE, STRANGE_ANSWER, all_texts
 from fixtures.tiny.recipe.layout import AUDIO, IGNORE, PICTURE, lay_out
 from fixtures.tiny.recipe.lesson import Lesson
@@ -33,6 +33,7 @@ from protocol.values.model import (
     Opening,
     Picture,
     Sound,
+    Tool,
     ToolCall,
     ToolResult,
     Unit,
@@ -293,6 +294,71 @@ def test_labels_of_the_ear_follow_what_is_said(world: World) -> None:
     ended = labels.ended(session, list(PHRASES))
     assert ended[int(first.end_s * 10) + 5] == 1 + list(PHRASES).index(first.text)
     assert ended[row - 2] == 0
+
+
+# -- a clock in a session -------------------------------------------------------------------------
+
+
+def test_a_session_with_a_clock_is_laid_out_as_the_engine_feeds_it(model: DuplexModel) -> None:
+    """It would be trained in another layout than the one in which it calls."""
+    tokens, offered = model.tokens, Tool(name="clock")
+    items, slots = known_phrases(HELDOUT), tokens.slots
+    assert slots is not None
+    pcm, _ = stage_phrase(HELDOUT, items[item_of(clock.TIME)], place=0)
+    opening = Opening(
+        instructions="Be brief.", voice=Voice(), config=DuplexConfig(), seed=1, tools=(offered,)
+    )
+    session, results, calls, notes = open_session(model, opening), list[UnitResult](), [], {5: "no"}
+    fed = list(session.opened.fed_ids)
+    for index, second in enumerate(pcm.reshape(-1, UNIT_SAMPLES)):
+        planned = asides.ClockSession(session=quiet(pcm), calls=tuple(calls), notes=notes)
+        inputs = asides.inputs_of(planned, index)
+        unit = Unit(index=index, pcm=second.astype("<f4").tobytes(), inputs=inputs)
+        results.append(session.run_unit(unit))
+        made = session.finalize(index, interrupted=False)
+        for part in slots.head((), (AUDIO,) * 10, inputs, is_seen=False):
+            fed += part
+        fed += (*results[-1].fed_ids, *made.fed_ids)
+        assert made.silent is not None
+        if made.silent.spans:
+            calls.append(asides.Call(unit=index, due=index + 2, text="nine o'clock"))
+    assert len(calls) == 1
+    chunks = chunks_of(results, tokens)
+    first = next(result.index for result in results if not result.is_listen)
+    turn = Turn(phrase=clock.TIME, says="it", end_s=0.0, ready=first, first=first, kept=len(chunks))
+    ids, labels = asides.lay_out_with_clock(
+        asides.ClockSession(session=quiet(pcm, turn), calls=tuple(calls), notes=notes),
+        {"it": answer_of(chunks)},
+        tokens,
+        instructions="Be brief.",
+        tools=(offered,),
+    )
+    assert ids.tolist() == fed
+    assert (labels == slots.ids["<tool_call>"]).sum() == 1
+    assert (labels == tokens.ids.turn_eos).sum() == 1
+
+
+def quiet(pcm: NDArray[np.float32], *turns: Turn) -> Session:
+    """A planned session of some sound."""
+    frames = (None,) * (len(pcm) // UNIT_SAMPLES)
+    return Session(pcm=pcm, forced=3, turns=turns, frames=frames)
+
+
+def test_a_call_of_the_clock_is_planned_where_it_is_asked_for(world: World) -> None:
+    """Training would teach calls that nothing asked for, or hours before their result."""
+    told, speaking = {asides.told(hour) for hour in HOURS} | {STRANGE}, 0
+    units = {**world.units, **dict.fromkeys(told, 2)}
+    timed = attrs.evolve(world, units=units)
+    for seed in range(12):
+        planned = asides.compose_with_clock(timed, Knobs(), np.random.default_rng(seed))
+        turns = [turn for turn in planned.session.turns if turn.says in told]
+        assert len(turns) == len(planned.calls)
+        for turn, call in zip(turns, planned.calls, strict=True):
+            assert turn.phrase in (clock.TIME, asides.TIMER)
+            assert call.unit < call.due <= turn.first
+            said = [it for it in planned.session.turns if it.says == asides.TIMER]
+            speaking += any(it.first == call.unit for it in said)
+    assert speaking
 
 
 # -- chat -----------------------------------------------------------------------------------------

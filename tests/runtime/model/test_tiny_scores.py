@@ -14,7 +14,7 @@ import pytest
 
 from runtime.model.backends.minicpmo.batched import ROWS_MIN
 from runtime.model.backends.minicpmo.model import DuplexModel
-from tests.bench.tiny import score, score_tools
+from tests.bench.tiny import score, score_clock, score_tools
 from tests.bench.tiny.score import (
     score_barge,
     score_chat_aloud,
@@ -203,3 +203,17 @@ def test_calls_a_clock_and_tells_its_result(model: DuplexModel, heldout: Path) -
     assert scores["told_aloud"] >= 0.8
     assert scores["others_answered"] >= 0.9
     assert scores["without_clock"] >= 0.75
+
+
+@pytest.mark.soak
+def test_calls_a_clock_in_a_session_and_tells_the_hour(model: DuplexModel, heldout: Path) -> None:
+    """The embedded model could not show a tool in full duplex."""
+    scores = score_clock.score_clock(model, heldout)
+    assert scores["called"] >= 0.75
+    assert scores["silent_until_the_result"] >= 0.9
+    assert scores["hour_told"] >= 0.6
+    assert scores["called_while_speaking"] >= 0.75
+    assert scores["told_after_speaking"] >= 0.6
+    assert scores["others_answered"] >= 0.75
+    assert scores["false_calls"] <= 0.01
+    assert scores["spoken_in_silence"] == 0

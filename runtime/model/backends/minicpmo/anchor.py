@@ -157,7 +157,7 @@ class Anchor(InSlot):
         forbidden: Sequence[int] = (),
     ) -> None:
         super().__init__(machine, tokens, slot, "open")
-        self._anchoring, self._forbidden = anchoring, tuple(forbidden)
+        self._anchoring, self._forbidden = anchoring, (*forbidden, *tokens.unchatted)
         self.length = self.chunks = 0
         self._carried: tuple[int, ...] = ()
         self._mel, self._audio_units = MelCarry.start(), 0

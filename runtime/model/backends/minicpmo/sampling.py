@@ -288,6 +288,8 @@ def decide(
     tempered sample then.
     """
     ends, greedy = tokens.ids.chunk_eos, config.temperature == 0
+    if tokens.slots is None and tokens.unchatted:
+        logits.forbid(tokens.unchatted)  # Else they would have a part of the untempered sample.
     if forbidden is None and (
         logits.is_best(ends) if greedy else logits.is_drawn(ends, float(draws[0]))
     ):
