@@ -565,7 +565,7 @@ class SimulatedSession(_Tenant):
         result = await self._call("unit", run, unit.index)
         self._feed(unit)
         if result.is_listen:
-            return result
+            return attrs.evolve(result, text="")  # A unit that was cut has words of a result.
         pcm = block(self._number, SPOKEN_SAMPLES) if self._speaks else b""
         return attrs.evolve(result, text=words(self._number, unit.index, self._past), pcm=pcm)
 

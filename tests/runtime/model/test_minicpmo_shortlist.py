@@ -113,7 +113,12 @@ def like_tokens(
 ) -> Tokens:
     """What rules ask of a tokenizer, without one."""
     made = SimpleNamespace(
-        ids=ids, forbidden=tuple(forbidden), size=size, endings=frozenset(endings)
+        ids=ids,
+        forbidden=tuple(forbidden),
+        size=size,
+        endings=frozenset(endings),
+        slots=None,
+        unchatted=(),
     )
     return cast("Tokens", made)
 

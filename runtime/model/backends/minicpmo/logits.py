@@ -131,11 +131,19 @@ class Shortlists:
         named: ids that rules change by name; always listed.
         ends: the id that an untempered sample is asked for.
         count: the highest logits that are listed.
+        apart: ids that have no part of an untempered sample.
     """
 
     def __init__(
-        self, device: torch.device | str, *, named: Sequence[int], ends: int, count: int = SHORTLIST
+        self,
+        device: torch.device | str,
+        *,
+        named: Sequence[int],
+        ends: int,
+        count: int = SHORTLIST,
+        apart: Sequence[int] = (),
     ) -> None:
+        self._apart = list(apart)
         ids = sorted(set(named))
         self._index = torch.tensor(ids, dtype=torch.int64, device=device)  # (C,)
         self._ends, self._count, self._listed = ends, count, count + len(ids)
@@ -146,7 +154,7 @@ class Shortlists:
         """Shortlists for the rules of `sampling.py`."""
         ids = tokens.ids
         named = (ids.listen, ids.turn_eos, ids.chunk_eos, *tokens.endings)
-        return cls(device, named=named, ends=ids.chunk_eos)
+        return cls(device, named=named, ends=ids.chunk_eos, apart=tokens.unchatted)
 
     def rows(self, logits: Tensor) -> list[TokenLogits]:
         """Make the shortlist of each row of (B, V), float32; the rows stay on the device.
@@ -170,6 +178,8 @@ class Shortlists:
         shares = logits.double()  # (B, V)
         shares -= shares.amax(1, keepdim=True)
         shares.exp_()
+        if self._apart:
+            shares[:, self._apart] = 0
         sums = (
             shares.sum(1),
             shares[:, : self._ends].sum(1),

@@ -191,6 +191,10 @@ class Candidates:
         self.mass = None
         self.values[self._places(ids)] = -np.inf
 
+    def leave_out(self, ids: Sequence[int]) -> None:
+        """Never choose these ids, which have no part of the mass."""
+        self.values[self._places(ids)] = -np.inf
+
     def forbid_from(self, size: int) -> None:
         """Never choose an id of `size` or above."""
         self.mass = None
@@ -289,7 +293,7 @@ def decide(
     """
     ends, greedy = tokens.ids.chunk_eos, config.temperature == 0
     if tokens.slots is None and tokens.unchatted:
-        logits.forbid(tokens.unchatted)  # Else they would have a part of the untempered sample.
+        logits.leave_out(tokens.unchatted)
     if forbidden is None and (
         logits.is_best(ends) if greedy else logits.is_drawn(ends, float(draws[0]))
     ):
