@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from protocol.wire.codec import decode_base64
 from recorder.read.reader import LogReader
 from tests.live.servers import LiveServer, live_server
 from tests.network.cutting import cutting
@@ -37,7 +37,7 @@ def told(frame: str) -> tuple[str, str] | None:
         case "session.output_transcript.delta":
             return "speech", event["delta"]
         case "session.output_audio.delta":
-            return "speech" if any(decode_base64("", event["delta"])) else "listen", ""
+            return "speech" if any(base64.b64decode(event["delta"])) else "listen", ""
         case "response.done":
             return "response", event["text"]
         case "transcription.delta":

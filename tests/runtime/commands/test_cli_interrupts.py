@@ -241,8 +241,8 @@ def test_a_demo_that_still_loads(tmp_path: Path) -> None:
 
 def test_a_bench(tmp_path: Path) -> None:
     """The prompt would come back minutes later, or with the exit code of a failure."""
-    with command("dev", "bench", "--model", "scripted", folder=tmp_path) as process:
-        until("1 sessions", process.stderr)
+    with command("dev", "bench", "engine", "--sessions", "1", folder=tmp_path) as process:
+        until("warming up", process.stderr)
         ends(process)
 
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import copy
 from typing import Any
 
 import attrs
@@ -99,6 +100,7 @@ def tokens(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     made.save(str(folder / "tokenizer.json"))
     config = {"bad_token_ids": [], "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    copy(TINY / "slots.json", folder)
     return Tokens(folder)
 
 
