@@ -396,6 +396,7 @@ async def try_to_open(
     while True:
         try:
             await model.begin(effect)
+            return
         except base.BackendError as error:
             tries += 1
             _logger.warning("opening on slot %d failed (try %d): %s", slot, tries, error)
@@ -407,8 +408,6 @@ async def try_to_open(
                 await is_over.wait()
             if is_over.is_set():
                 raise
-        else:
-            return
 
 
 # -- rebuilding -----------------------------------------------------------------------------------
