@@ -76,8 +76,9 @@ class Client:
     detector: SpeechDetector = attrs.Factory(SpeechDetector)
 
     def __attrs_post_init__(self) -> None:
-        own = {"label": self.label, "behaviour": self.behaviour, "recording": self.recording}
-        opened = attrs.evolve(OPENED, **own)
+        opened = attrs.evolve(
+            OPENED, label=self.label, behaviour=self.behaviour, recording=self.recording
+        )
         self.session, effects = Session.open(opened)
         self._perform(effects)
 
