@@ -28,7 +28,7 @@ import attrs
 
 from ..values import effects as ef
 from ..values import events as ev
-from ..values.behaviour import ENDS_SPEECH
+from ..values.behaviour import ENDS_SPEECH, FORGETS_LOST
 from ..values.errors import ErrorCode
 from ..values.limits import LAST_WORDS_S, MODEL_CHARS_SHOWN, NS_PER_S, UTTERANCES_PENDING_MAX
 from ..values.messages import EndReason, TranscriptDelta, TranscriptDone
@@ -289,11 +289,15 @@ class ChunkLoop:
         """Keep what waits, as usual."""
 
     def resume_work(self) -> None:
-        """Transcribe the second again that was lost, or the next one."""
-        if self.chunk is not None:
-            self._run_chunk(self.chunk)
-        else:
+        """Transcribe the second again that was lost, or the next one.
+
+        That of an utterance that was taken back is not: the model was not brought to its past.
+        """
+        chunk, self.chunk = self.chunk, None
+        if chunk is None or (self.step.behaves(FORGETS_LOST) and self.pending[0].is_answered):
             self.go_on()
+        else:
+            self._run_chunk(chunk)
 
     def chunk_done(self, event: ev.ChunkDone) -> None:
         """Send the model's text, and go on to the next chunk."""
@@ -302,14 +306,12 @@ class ChunkLoop:
         if utterance is None:
             return
         self.chunks += 1
-        if utterance.is_answered:
-            self.go_on()
-            return
-        utterance.texts.append(result.text)
-        utterance.prompt_tokens += result.prompt_tokens
-        utterance.completion_tokens += result.generated_tokens
-        if result.text:
-            self.kind.send_text(result.text)
+        if not utterance.is_answered:
+            utterance.texts.append(result.text)
+            utterance.prompt_tokens += result.prompt_tokens
+            utterance.completion_tokens += result.generated_tokens
+            if result.text:
+                self.kind.send_text(result.text)
         self.go_on()
 
     def chunk_failed(self, event: ev.ChunkFailed) -> None:

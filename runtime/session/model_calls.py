@@ -19,7 +19,8 @@
 - The calls of a condemned lease are cancelled, so that they do not keep a hung backend alive. A
   call in a thread goes on; its result is released or forgotten.
 - Only opening is retried, a few times and briefly: a remote may restart, or still free its last
-  session. A refusal is final, and so is a backend that fails slowly: a client and a slot wait.
+  session. A refusal is final, and so is a backend that fails slowly: a client and a slot wait. A
+  turn or an utterance that cannot be begun fails at once, but in a rebuild that ends the session.
 - A rebuild (B11) reads and steps the log in a thread, some units at a time, so that a long past
   takes little memory. Recorded units are forced; the chunks of an open utterance are transcribed
   again.
@@ -385,13 +386,17 @@ class ModelCalls:
 
 
 async def try_to_open(
-    model: HeldModel, effect: ef.OpenBackend, is_over: anyio.Event
-) -> base.BackendSession:
-    """Open a session; retry while that may help until `is_over`; raises the last `BackendError`."""
+    model: HeldModel, effect: ef.OpenBackend | ef.RunChunk, is_over: anyio.Event
+) -> None:
+    """Open what a call is made on; retry while that may help until `is_over`.
+
+    Raises the last `BackendError`.
+    """
     began_s, tries, slot = anyio.current_time(), 0, model.slot
     while True:
         try:
             await model.begin(effect)
+            return
         except base.BackendError as error:
             tries += 1
             _logger.warning("opening on slot %d failed (try %d): %s", slot, tries, error)
@@ -403,9 +408,6 @@ async def try_to_open(
                 await is_over.wait()
             if is_over.is_set():
                 raise
-        else:
-            assert model.opened is not None
-            return model.opened
 
 
 # -- rebuilding -----------------------------------------------------------------------------------
@@ -425,10 +427,11 @@ async def rebuild(slot: LeasedSlot, past: Past, *, exact: bool) -> tuple[int, tu
     units, batches = past.units(), list[int]()
     while batch := await journal.in_thread(partial(_take, units)):
         _check_wanted(slot)
-        opened = slot.model.opened or await _open_again(slot, past)
-        if not isinstance(opened, base.Rebuilds):
+        if slot.model.opened is None:
+            await _open_again(slot, past)
+        if not isinstance(slot.model.opened, base.Rebuilds):
             raise base.BackendError("the model cannot be rebuilt")
-        await opened.rebuild(batch, exact=exact)
+        await slot.model.opened.rebuild(batch, exact=exact)
         batches.append(len(batch))
     if past.is_damaged:
         raise base.BackendError("the log has a gap")
@@ -456,15 +459,16 @@ def _check_wanted(slot: LeasedSlot) -> None:
         raise base.BackendError("the session is over")
 
 
-async def _open_again(slot: LeasedSlot, past: Past) -> base.BackendSession:
+async def _open_again(slot: LeasedSlot, past: Past) -> None:
     if past.opening is None:
         raise base.BackendError("the log holds no opening of the model")
     effect = ef.OpenBackend(lease=slot.lease.generation, opening=past.opening)
-    return await try_to_open(slot.model, effect, slot.is_over)
+    await try_to_open(slot.model, effect, slot.is_over)
 
 
 async def _transcribe_again(slot: LeasedSlot, past: Past) -> None:
     model, number = slot.model, slot.lease.generation
+    await try_to_open(model, ef.RunChunk(lease=number, chunk=past.chunks[0][0]), slot.is_over)
     for chunk, recorded in past.chunks:
         _check_wanted(slot)
         done = await model.call(ef.RunChunk(lease=number, chunk=chunk))

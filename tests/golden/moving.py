@@ -24,6 +24,7 @@ from runtime.model.backends.scripted_chat import (
 )
 from runtime.slots.workers import Load
 from tests.golden.chat import ask
+from tests.golden.openai import LOUD, say, speak
 from tests.golden.stage import Scene, brief, eventful, part, picture
 from tests.golden.transcription import done, said
 from tests.sessions.in_memory import World, append_frame, init_frame
@@ -142,15 +143,30 @@ async def is_heard(server: World) -> None:
     await server.quiet()
 
 
-def deaf_at(second: int) -> Callable[[Chunk], Transcribed]:
-    """The worker is gone at a second of the first utterance."""
+def deaf_at(second: int, takes_s: float = 0.02) -> Callable[[Chunk], Transcribed]:
+    """The worker is gone at a second of the first utterance, after a while."""
 
     def script(chunk: Chunk) -> Transcribed:
         result = default_hearing(chunk)
         is_it = chunk.utterance == 0 and chunk.index == second
-        return attrs.evolve(result, fault="gone") if is_it else result
+        return attrs.evolve(result, fault="gone", takes_s=takes_s) if is_it else result
 
     return script
+
+
+async def is_cleared(server: World) -> None:
+    """The worker dies amid a second of an utterance that was cleared; the next one is heard."""
+    peer = server.connect("transcription", endpoint="openai")
+    await peer.heard("session.created")
+    audio = {"input": {"turn_detection": None}}
+    say(peer, "session.update", session={"type": "transcription", "audio": audio})
+    await speak(peer, "input_audio_buffer.append", LOUD, LOUD, LOUD[:24_000])
+    say(peer, "input_audio_buffer.clear")
+    await speak(peer, "input_audio_buffer.append", LOUD)
+    say(peer, "input_audio_buffer.commit")
+    await peer.heard("conversation.item.input_audio_transcription.completed")
+    peer.leave(1000)
+    await server.quiet()
 
 
 MOVING_SCENES: dict[str, Scene] = {
@@ -175,5 +191,10 @@ MOVING_SCENES: dict[str, Scene] = {
     "moving-chat": Scene(play=asks, backend={"chat": breaks_off}, settings={"load": another()}),
     "moving-transcription": Scene(
         play=is_heard, backend={"transcription": deaf_at(3)}, settings={"load": another()}
+    ),
+    "openai-transcription-lost": Scene(
+        play=is_cleared,
+        backend={"transcription": deaf_at(1, takes_s=1.0)},
+        settings={"load": another()},
     ),
 }

@@ -140,7 +140,9 @@ async def test_a_gateway_that_vanishes_leaves_no_session(tiny: LiveWorker) -> No
 async def _open(backend: Backend, slot: int) -> BackendSession:
     """Open as a server does: again, while the last gateway's slots are still being released."""
     model = HeldModel(backend=backend, slot=slot, now_ns=lambda: 0)
-    return await try_to_open(model, OpenBackend(lease=1, opening=OPENING), anyio.Event())
+    await try_to_open(model, OpenBackend(lease=1, opening=OPENING), anyio.Event())
+    assert model.opened is not None
+    return model.opened
 
 
 async def _run_into_the_end(session: BackendSession) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import attrs
 import numpy as np
@@ -32,7 +32,7 @@ OPENED: Final = ev.ConnectionOpened(
     created_ms=1,
     mode="transcription",
     seed=1,
-    limits=attrs.evolve(LIMITS, sound_bytes=20 * SECOND_BYTES),
+    limits=attrs.evolve(LIMITS, sound_bytes=20 * SECOND_BYTES, rebuild_wait_s=10),
     recording="off",
     behaviour=NEWEST,
     endpoint="openai",
@@ -66,6 +66,7 @@ class Client:
     label: str = ""
     has_slot: bool = True
     behaviour: int = NEWEST
+    recording: Literal["on", "off"] = "off"
     session: Session = attrs.field(init=False)
     now_ns: int = 0
     told: list[dict[str, Any]] = attrs.Factory(list)
@@ -75,7 +76,9 @@ class Client:
     detector: SpeechDetector = attrs.Factory(SpeechDetector)
 
     def __attrs_post_init__(self) -> None:
-        opened = attrs.evolve(OPENED, label=self.label, behaviour=self.behaviour)
+        opened = attrs.evolve(
+            OPENED, label=self.label, behaviour=self.behaviour, recording=self.recording
+        )
         self.session, effects = Session.open(opened)
         self._perform(effects)
 
@@ -292,6 +295,31 @@ def test_what_is_cleared_is_forgotten(is_slow: bool) -> None:
     assert client.commit()[-1] == f"{NAME}.completed"
     assert [text for _, text in client.texts()] == ["w0"]
     assert client.commit() == ["error"]
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+@pytest.mark.parametrize("behaviour", [1, NEWEST])
+def test_a_second_that_was_cleared_and_lost_is_not_transcribed_again(
+    behaviour: int, is_early: bool
+) -> None:
+    """A new worker is asked for the second of an utterance whose first it never had."""
+    client = manual(is_slow=True, behaviour=behaviour, recording="on")
+    client.hear(tone(2.5))
+    client.write()
+    if is_early:
+        client.say("input_audio_buffer.clear")
+    client.post(ev.BackendLost(at_ns=0, lease=1))
+    if not is_early:
+        client.say("input_audio_buffer.clear")
+    client.hear(tone(1.5))
+    client.post(ev.BackendReleased(at_ns=0, lease=1))
+    places = [(chunk.utterance, chunk.index) for chunk in client.chunks]
+    again = [(1, 0)] if behaviour == NEWEST else [(0, 1)]
+    assert places == [(0, 0), (0, 1), *again]
+    client.is_slow = False
+    client.write()
+    assert client.commit()[-1] == f"{NAME}.completed"
+    assert [text for _, text in client.texts()] == ["w0 w1"]
 
 
 @pytest.mark.parametrize("coding", ["audio/pcmu", "audio/pcma"])

@@ -453,14 +453,14 @@ class SimulatedBackend:
 
     async def transcribe(self, *, slot: int) -> SimulatedTranscript:
         """Take a transcription."""
-        self.check_up()
+        self.check_alive()
         return SimulatedTranscript(self, await self.scripted.transcribe(slot=slot), slot)
 
-    def check_up(self, *seed: int) -> None:
+    def check_up(self, seed: int) -> None:
         """Raise a `BackendError` while the model is down."""
         self.check_alive()
         if anyio.current_time() < self._down_until_s and not self.fleet.is_sound:
-            self.fleet.excused.update(seed)
+            self.fleet.excused.add(seed)
             raise BackendError("the model is down")
 
     def check_unit(self, unit: Unit, number: int) -> None:
@@ -633,6 +633,7 @@ class SimulatedTranscript(_Tenant):
         """Hear a second, unless it belongs to somebody else."""
 
         async def run() -> ChunkResult:
+            self._backend.check_up(chunk.seed)
             result: ChunkResult = await self._scripted.run(chunk)
             return result
 

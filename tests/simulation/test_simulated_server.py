@@ -15,8 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from protocol.values.model import UNIT_BYTES, Chunk
 from protocol.wire.dialects import DIALECTS
+from runtime.model.backends.base import BackendError
+from tests.sessions.in_memory import on_virtual_time
 from tests.simulation.simulate import main
+from tests.simulation.simulated_backend import Fleet, ModelPlan
 from tests.simulation.simulated_plan import draw
 from tests.simulation.simulated_server import Outcome, compare, simulate
 
@@ -87,6 +91,21 @@ def test_a_seed_does_the_same_in_every_process() -> None:
         command, cwd=root, env=environment, capture_output=True, text=True, check=True
     )
     assert again.name in run.stdout
+
+
+def test_a_rebuild_may_fail_while_the_model_is_down() -> None:
+    """The referee would blame the server for the rebuild of a transcription (seed 141)."""
+    fleet = Fleet(plan=ModelPlan(slots=1, down_s=5.0), seed="down", report=pytest.fail)
+
+    async def body() -> None:
+        worker = fleet.make()
+        worker.crash()
+        transcript = await worker.transcribe(slot=0)
+        with pytest.raises(BackendError, match="the model is down"):
+            await transcript.run(Chunk(utterance=0, index=0, pcm=bytes(UNIT_BYTES), seed=7))
+
+    on_virtual_time(body)
+    assert fleet.excused == {7}
 
 
 def test_the_command_says_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:

@@ -316,7 +316,8 @@ async def test_an_opening_that_finds_no_memory_may_be_tried_again(folder: Path) 
         await try_to_open(held, asked, anyio.Event())
     assert failure_of(asked, failed.value, 0) == ev.BackendOpenFailed(at_ns=0, lease=1)
     store.wipe(0)
-    await (await try_to_open(held, asked, anyio.Event())).release()
+    await try_to_open(held, asked, anyio.Event())
+    await held.release()
 
 
 @pytest.mark.parametrize(
