@@ -76,6 +76,8 @@ LAST_WORDS: Final = 2
 """`openai`: at its limit a session waits for the last words that it heard, or says none come."""
 SENDS_USER_WORDS: Final = 2
 """`realtime`: a client that wants notices is sent what its user said, as it is transcribed."""
+SLEEPS_AMID_MOVES: Final = 2
+"""A session that falls asleep as it gives up its slot is not ended for want of another one."""
 
 SNAPSHOT: Final = 1
 """The version of the keys of `Session.snapshot`."""
