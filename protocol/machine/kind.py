@@ -220,19 +220,12 @@ class Kind:
 
     def peer_gone(self, event: ev.PeerGone | ev.SendFailed) -> None:
         """Wait for the client, or end the session: the connection is over."""
-        peer, code = self.peer, event.code if isinstance(event, ev.PeerGone) else 0
-        if (
-            code == errors.CLOSE_NORMAL
-            and not peer.dialect.has_close
-            and self.step.behaves(CLOSING_ENDS)
-        ):
+        peer = self.peer
+        has_left = isinstance(event, ev.PeerGone) and event.code == errors.CLOSE_NORMAL
+        may_return = peer.is_resumable and not (peer.is_closed or peer.is_detached)
+        if has_left and not peer.dialect.has_close and self.step.behaves(CLOSING_ENDS):
             self.lose_peer("client")
-        elif (
-            peer.is_closed
-            or peer.is_detached
-            or not peer.is_resumable
-            or code == errors.CLOSE_NORMAL
-        ):
+        elif has_left or not may_return:
             self.lose_peer()
         else:
             peer.detach()

@@ -20,7 +20,7 @@ import attrs
 
 from ..values import effects as ef
 from ..values import events as ev
-from ..values.behaviour import OWN_TIME
+from ..values.behaviour import OWN_TIME, SLEEPS_AMID_MOVES
 from ..values.errors import REFUSALS, ErrorCode
 from ..values.limits import ESTIMATE_INTERVAL_S, LOSSES_MAX, NS_PER_S
 from ..values.messages import Queued, QueuePlace, QueueUpdate
@@ -233,14 +233,16 @@ class Migration:
 
     def sleep(self) -> None:
         """Give the slot back, or the place in the queue for another one."""
-        if self.is_migrating and self.slot.is_waiting:
+        if not self.is_migrating:
+            self.move_if_due()
+        elif self.slot.is_waiting:
             self.timers.cancel("rebuild")
             self.step.do(ef.LeaveQueue())
-        else:
-            self.move_if_due()
+        elif self.slot.is_releasing and self.step.behaves(SLEEPS_AMID_MOVES):
+            self.timers.cancel("rebuild")
 
     def wake(self) -> None:
-        """Ask for a slot, if it has none."""
+        """Ask for a slot, if it has none; the wait is bounded only by the client's patience."""
         if self.is_migrating and self.slot.lease is None and not self.slot.is_waiting:
             self.slot_returned()
 

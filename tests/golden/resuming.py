@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import anyio
 
+from protocol.values.limits import REBUILD_WAIT_S
+from runtime.model.backends.scripted import Call
 from tests.golden.chat import ask
-from tests.golden.moving import another, dies_at
+from tests.golden.moving import another, dies_at, worker
 from tests.golden.stage import ONE_SLOT, Scene, brief, part
 from tests.golden.transcription import done, said
 from tests.sessions.in_memory import Peer, World, append_frame, close_frame
@@ -60,6 +64,19 @@ async def finds_no_slot(server: World) -> None:
     other.send(close_frame())
     await talk(third, 2)
     await part(third)
+
+
+async def sleeps_amid_a_move(server: World) -> None:
+    """It falls asleep while its drained worker cleans the slot, and its client is away for long."""
+    peer = await server.activate("audio", resumable=True, config=SPEAKING)
+    await talk(peer, 3)
+    peer.vanish()
+    await anyio.sleep(29)
+    server.server.workers.drain(0)
+    await anyio.sleep(REBUILD_WAIT_S + 10)
+    again = server.come_back(*peer.way_back)
+    await talk(again, 2)
+    await part(again)
 
 
 async def is_waited_for(server: World) -> None:
@@ -134,6 +151,11 @@ RESUMING_SCENES: dict[str, Scene] = {
         play=loses_its_worker_too,
         backend={"script": dies_at(1, fault="gone")},
         settings={"load": another(script=brief)},
+    ),
+    "resume-asleep": Scene(
+        play=sleeps_amid_a_move,
+        backend={"script": brief, "release": Call(duration_s=2)},
+        settings={"beside": partial(worker, script=brief)},
     ),
     "resume-chat": Scene(play=asks_and_leaves, backend={}),
     "resume-transcription": Scene(play=is_not_heard, backend={}),

@@ -8,11 +8,13 @@ from typing import Any
 import attrs
 import pytest
 
+from protocol.machine.session import Session
 from protocol.machine.setup import Setup
 from protocol.machine.slot import Migration
 from protocol.machine.unit_loop import UnitLoop
 from protocol.values import effects as ef
 from protocol.values import events as ev
+from protocol.values.behaviour import SLEEPS_AMID_MOVES
 from protocol.values.errors import ErrorCode, LocalProtocolError
 from protocol.values.limits import LOSSES_MAX
 from protocol.values.model import Unit
@@ -27,11 +29,19 @@ FAILS = 0
 class World(SessionMachine):
     """A session in ACTIVE, and all that it asked for."""
 
-    def __init__(self, *, deferred: bool = True, rebuilds: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        deferred: bool = True,
+        rebuilds: bool = True,
+        resumes: bool = False,
+        behaviour: int = 0,
+    ) -> None:
         super().__init__()
+        self.make_session = lambda it: Session.open(attrs.evolve(it, behaviour=behaviour))
         self.done: list[ef.Effect] = []
         self.open(
-            "realtime", deferred, can_rollback=True, active=True, rebuilds=rebuilds, resumes=False
+            "realtime", deferred, can_rollback=True, active=True, rebuilds=rebuilds, resumes=resumes
         )
 
     def take(self, event: ev.Event, effects: tuple[ef.Effect, ...]) -> None:
@@ -217,6 +227,40 @@ def test_a_move_that_fails_ends_the_session_and_returns_the_slot(where: str, wha
         world.post(ev.PeerGone)
     wanted = "peer_gone" if not world.of(ef.Close) else "backend_error"
     assert world.session.end_reason == wanted
+    world.teardown()
+
+
+@pytest.mark.parametrize("where", ["leaving", "queued", "rebuilding"])
+@pytest.mark.parametrize("returns", ["at once", "later", "never"])
+def test_a_client_that_is_away_during_a_move_finds_its_session(where: str, returns: str) -> None:
+    """The session slept, and the end of its wait for another slot ended it all the same."""
+    world = World(resumes=True, behaviour=SLEEPS_AMID_MOVES)
+    world.say()
+    world.post(ev.PeerGone, code=1006)
+    world.lose_worker()
+    if where != "leaving":
+        world.ends()
+    if where == "rebuilding":
+        world.queue_answers(2)
+    world.post(ev.TimerFired, name="detach", generation=world.timers.pop("detach"))
+    assert ("rebuild" in world.timers) == (where == "rebuilding")  # which a hanging call would miss
+    if returns == "later":
+        world.ends()
+    if returns == "never":
+        world.post(ev.TimerFired, name="resume", generation=world.timers.pop("resume"))
+        assert world.session.end_reason == "timeout"
+        world.teardown()
+        return
+    world.post(ev.PeerAttached, after=-1, resume_hash="1" * 64)
+    if returns == "at once":
+        world.ends()
+    if where != "rebuilding":
+        world.queue_answers(2)
+        world.ends()
+    assert world.session.state is State.ACTIVE
+    assert len(world.of(ef.StartUnit)) == 2
+    assert "rebuild" not in world.timers
+    world.is_good()
     world.teardown()
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import ast
 from inspect import signature
 from pathlib import Path
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
+import attrs
 import pytest
 
 from protocol.machine.kind import Kind
 from protocol.machine.session import _HANDLERS, KINDS, KINDS_OF_ENDPOINTS, Session
+from protocol.machine.slot import Migration
+from protocol.values import effects as ef
 from protocol.values import events as ev
+from protocol.values.behaviour import SLEEPS_AMID_MOVES
 from protocol.values.modes import Mode
 from protocol.values.requests import ClientMessage, CloseRequest, Played, Report
-from protocol.values.state import SessionKind, session_kind_of
+from protocol.values.state import SessionKind, State, session_kind_of
 from protocol.wire.dialects import DIALECTS, MODES_OF
 
 ROOT: Final = Path(__file__).parents[2]
@@ -34,6 +38,11 @@ OPENED: Final[tuple[tuple[Mode, ev.Endpoint], ...]] = (
 
 
 def kinds() -> list[Kind]:
+    """The kinds of those sessions."""
+    return [session.kind for session in sessions()]
+
+
+def sessions(**fields: Any) -> list[Session]:
     """Open a session of each kind."""
     opened = [
         ev.ConnectionOpened(
@@ -41,13 +50,14 @@ def kinds() -> list[Kind]:
             created_ms=1,
             mode=mode,
             endpoint=endpoint,
+            label="m" if endpoint == "openai" else "",
             seed=1,
             recording="on",
-            limits=LIMITS,
+            **{"limits": LIMITS, **fields},
         )
         for mode, endpoint in OPENED
     ]
-    return [Session.open(event)[0].kind for event in opened]
+    return [Session.open(event)[0] for event in opened]
 
 
 def test_each_session_kind_has_its_kind() -> None:
@@ -94,3 +104,25 @@ def test_the_machine_does_not_ask_which_session_kind_it_is(name: str) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare | ast.match_case):
             assert "SessionKind." not in ast.unparse(node), f"line {getattr(node, 'lineno', '')}"
+
+
+def test_each_kind_sleeps_amid_a_move_until_its_client_is_back() -> None:
+    """The wait for another slot would go on in its sleep, and end the session."""
+    limits = attrs.evolve(LIMITS, models=("m",), detach_s=30, resume_s=600, rebuild_wait_s=10)
+    found = sessions(limits=limits, resume_hash="0" * 64, behaviour=SLEEPS_AMID_MOVES)
+    moving = [it for it in found if isinstance(it.kind.slot_user, Migration)]
+    assert len(moving) == len(found) - 2  # a chat has its slot for a turn only
+    for session in moving:
+        timers = session.kind.timers.pending
+        session.step(ev.SlotLeased(at_ns=1, lease=1, slot=0))
+        session.peer.enter(State.ACTIVE)
+        session.step(ev.PeerGone(at_ns=2, code=1006))
+        session.step(ev.LeaseRevoked(at_ns=3, lease=1))
+        assert "rebuild" in timers
+        generation = timers["detach"]
+        session.step(ev.TimerFired(at_ns=4, name="detach", generation=generation))
+        assert "rebuild" not in timers
+        assert not session.step(ev.BackendReleased(at_ns=5, lease=1))
+        back = session.step(ev.PeerAttached(at_ns=6, after=-1, resume_hash="1" * 64))
+        assert ef.EnterQueue(mode=session.opened.mode, ahead=True) in back
+        assert "rebuild" not in timers

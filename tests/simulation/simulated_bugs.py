@@ -374,6 +374,18 @@ def _sleeps_on_its_slot(stack: ExitStack) -> None:
     _put(stack, Migration, "sleep", lambda self: None)
 
 
+def _dies_in_its_sleep(stack: ExitStack) -> None:
+    """A session that sleeps is ended for want of a slot, which it does not need."""
+
+    def sleep(self: Migration) -> None:
+        if not self.is_migrating:
+            self.move_if_due()
+        elif self.slot.is_waiting:
+            self.step.do(ef.LeaveQueue())
+
+    _put(stack, Migration, "sleep", sleep)
+
+
 BUGS: Final = MappingProxyType(
     {
         "release-before-cleanup": Bug(plant=_release_before_cleanup, found_as="B5|B4", first=1),
@@ -402,7 +414,10 @@ BUGS: Final = MappingProxyType(
         "tokens-stay-right": Bug(plant=_tokens_stay_right, found_as="let it in", first=62),
         "messages-counted-late": Bug(plant=_messages_counted_late, found_as="resume: it says"),
         "waits-for-ever": Bug(plant=_waits_for_ever, found_as="its client is waited for", first=1),
-        "sleeps-on-its-slot": Bug(plant=_sleeps_on_its_slot, found_as="it sleeps, and", first=1),
+        "sleeps-on-its-slot": Bug(
+            plant=_sleeps_on_its_slot, found_as="it sleeps, and its", first=1
+        ),
+        "dies-in-its-sleep": Bug(plant=_dies_in_its_sleep, found_as="it sleeps, and ends", first=1),
         "rebuild-timer-lost": Bug(plant=_no_rebuild_timer, found_as="its rebuild lasts", first=33),
     }
 )

@@ -35,6 +35,7 @@ class Moves:
     Attributes:
         past_s: seconds of input that the model was fed, at least.
         moved: the moves so far.
+        is_rebuilding: its model is being rebuilt.
     """
 
     def __init__(self, opened: ev.ConnectionOpened, owner: str, report: Callable[[str], None]):
@@ -42,7 +43,7 @@ class Moves:
         self._is_recorded = opened.recording == "on" and opened.limits.rebuild_wait_s > 0
         self._losses, self._is_repeated = 0, False
         self._unit: Unit | None = None
-        self._is_running = False
+        self._is_running = self.is_rebuilding = False
         self._past = ""
         self._done = self._told = 0
         self.past_s = self.moved = 0
@@ -58,6 +59,8 @@ class Moves:
         """
         is_over = any(isinstance(effect, ef.Close) for effect in effects)
         self._told += is_answer
+        if isinstance(event, ev.Rebuilt | ev.RebuildFailed | ev.BackendLost):
+            self.is_rebuilding = False
         self._take_event(event, is_over=is_over)
         if isinstance(event, ev.RebuildFailed) and is_over and not may_fail:
             self._report("B11: its rebuild failed, and nothing was wrong")
@@ -96,6 +99,8 @@ class Moves:
         match effect:
             case ef.ForgetRecording():
                 self._is_recorded = False
+            case ef.Rebuild():
+                self.is_rebuilding = True
             case ef.StartUnit(unit=unit):
                 if self._told != self._done:
                     text = f"{self._told} answers to {self._done} units that are done"

@@ -420,6 +420,10 @@ class WatchedSession:
         ):  # which is not told of a unit that listens
             is_answer = isinstance(event, ev.UnitDone)
         self.moves.follow(event, effects, is_answer=is_answer, may_fail=may_fail)
+        is_late = isinstance(event, ev.TimerFired) and event.name == "rebuild"
+        is_over = any(isinstance(effect, ef.Close) for effect in effects)
+        if is_late and is_over and self._absence.is_asleep and not self.moves.is_rebuilding:
+            self.report("it sleeps, and ends for want of a slot")
 
     def _tell_referee(self) -> None:
         assert self._referee is not None
@@ -458,12 +462,15 @@ class WatchedSession:
     def _follow_rebuild(self, event: ev.Event, effects: tuple[ef.Effect, ...]) -> None:
         """Follow how long a session waits for another slot, and for its model."""
         since, wait_s = self._limits, float(self.opened.limits.rebuild_wait_s)
+        is_chat = self.opened.mode == "chat"
         if isinstance(event, ev.SlotLeased | ev.Rebuilt) or self.ended_ns is not None:
             since.rebuild = None
         for effect in effects:
-            leaves = isinstance(effect, ef.Release) and self.opened.mode != "chat"
-            leaves = leaves and not self._absence.is_asleep
-            if leaves or (isinstance(effect, ef.EnterQueue) and effect.ahead and not since.rebuild):
+            if isinstance(effect, ef.EnterQueue):
+                leaves = is_chat and effect.ahead
+            else:  # a session that sleeps, or slept, waits as long as its client stays
+                leaves = isinstance(effect, ef.Release) and not (is_chat or self._absence.is_asleep)
+            if leaves:
                 since.rebuild, since.rebuild_s = event.at_ns, wait_s
             if isinstance(effect, ef.LeaveQueue):
                 since.rebuild = None

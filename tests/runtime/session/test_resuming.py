@@ -13,6 +13,7 @@ import pytest
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.errors import CLOSE_INTERNAL_ERROR, CLOSE_NORMAL, CLOSE_TRY_LATER
+from protocol.values.limits import REBUILD_WAIT_S
 from protocol.values.messages import ComeBack
 from protocol.wire.dialects.shared import RESUMABLE, RESUME
 from recorder.format.mapping import event_of
@@ -219,7 +220,7 @@ def test_who_is_long_gone_gives_its_slot_back_and_is_rebuilt(tmp_path: Path) -> 
 
 
 def test_who_comes_back_to_a_full_server_waits(tmp_path: Path) -> None:
-    """A client that came back was turned away, or waited behind those who are new."""
+    """A client that came back was turned away, after a while too, or waited behind new ones."""
 
     async def body() -> None:
         async with world(ScriptedBackend(slots=1), record_to=tmp_path) as server:
@@ -231,7 +232,7 @@ def test_who_comes_back_to_a_full_server_waits(tmp_path: Path) -> None:
             again = server.come_back(*peer.way_back)
             third = server.connect("audio")
             await third.heard("session.queued")
-            await anyio.sleep(20)
+            await anyio.sleep(REBUILD_WAIT_S + 10)
             other.send(close_frame())
             await talk(again, 2)
             await again.heard("audio")

@@ -9,10 +9,11 @@ from random import Random
 
 import anyio
 
+from protocol.values.limits import REBUILD_WAIT_S
 from recorder.read.reader import LogReader
 from recorder.storage.store import Store
 from replay.rerun.logic import replay
-from runtime.model.backends.scripted import ScriptedBackend
+from runtime.model.backends.scripted import Call, ScriptedBackend
 from tests.sessions.in_memory import Peer, World, append_frame, close_frame, on_virtual_time, world
 from tests.sessions.resumed import heard_and_said
 
@@ -73,6 +74,31 @@ def test_each_sleeper_comes_back_to_its_own_session(tmp_path: Path) -> None:
         assert told[number] == said
         with LogReader(path) as log:
             assert replay(log).identical
+
+
+def test_a_session_that_falls_asleep_amid_a_move_sleeps_on(tmp_path: Path) -> None:
+    """Its wait for another slot went on, and ended it before its client came back."""
+
+    async def body() -> None:
+        slow = ScriptedBackend(release=Call(duration_s=2))
+        async with world(slow, beside=ScriptedBackend, record_to=tmp_path) as server:
+            peer = await server.activate("audio", resumable=True)
+            peer.send(append_frame())
+            await peer.heard("response.output.delta")
+            peer.vanish()
+            await anyio.sleep(29)
+            server.server.workers.drain(0)
+            await anyio.sleep(REBUILD_WAIT_S + 10)
+            assert server.server.running(peer.events[0]["recording_id"]) is not None
+            assert server.server.slots.leased == 0
+            again = server.come_back(*peer.way_back)
+            await again.greeted()
+            await anyio.sleep(0.1)
+            assert server.server.slots.leased == 1
+            again.leave(1000)
+            await server.quiet()
+
+    on_virtual_time(body)
 
 
 def test_a_sleeper_holds_no_sound(tmp_path: Path) -> None:
