@@ -42,6 +42,7 @@ from .logits import shortlists_on
 from .machine import Machine
 from .quantized import QuantizedLinear, chosen
 from .session import SteppedSession
+from .slots import FILE as SLOTS_FILE
 from .tokens import TEMPLATE_FILE, Tokens
 from .vocoder import CODES_A_CHUNK, Pcm, Sounding
 from .voices import load_vocoder
