@@ -288,7 +288,7 @@ class Run:
 def model_of(slots: int, percent: int, context: int = 8192) -> DuplexModel:
     """A model as small as can be, with a context as long as the published one's."""
     own = {
-        "vocab_size": 640,
+        "vocab_size": 672,
         "max_position_embeddings": context,
         "tts_config": {"num_text_tokens": 640, "max_position_embeddings": context // 2},
     }
