@@ -39,6 +39,7 @@ from recorder.format.steps import fin_fields
 from recorder.read.past import Past
 
 from ..media.decoder import Client, decode_at_once
+from ..media.speech_detector import SpeechDetector
 from ..media.values import Decoded, MediaError
 from ..net.connection import Connection, Ready
 from ..telemetry.watching import SessionStatus, Watcher
@@ -139,7 +140,7 @@ class Driver:
             decode=decode_media, client=client, inbox=self, on_done=self._relieve
         )
         self._calls = make_calls(self)
-        self._detections = speech_input.detections(self)
+        self._detector = SpeechDetector(speech_input.make_judge)
         self._timers = Timers(self)
         self._transcript = speech_input.transcript_writer(opened, self, units_dropped)
         for event in () if recovered is None else recovered.losses(self.now_ns()):
@@ -510,7 +511,7 @@ class Driver:
                 case ef.CancelDecode():
                     self._decodes.cancel(effect.media)
                 case ef.DetectSpeech():
-                    self._events.put_first(self._detections.start(effect, now_ns, self._tasks))
+                    self._events.put_first(self._detector.detect(effect, now_ns))
                 case ef.SetTimer():
                     self._timers.set(effect)
                 case ef.CancelTimer():

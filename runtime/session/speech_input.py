@@ -1,7 +1,6 @@
 """What hears users in addition to the model: a detector of speech, and a second model.
 
-A trained detector judges sound in a thread, a session's pieces in order. What users say is
-transcribed by the second model, the transcriber (`UserTranscribed`). A session's
+What users say is transcribed by the second model, the transcriber (`UserTranscribed`). A session's
 seconds are transcribed as its model gets them, one after the other, on a slot of the transcriber.
 An utterance begins with the second before the one in which speech is found, and ends with the one
 in which it stops. It is background work: a session never waits for it, and seconds that come faster
@@ -12,14 +11,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable
 from typing import Final
 
 import anyio
 import attrs
-from anyio import to_thread
-from anyio.abc import TaskGroup
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
@@ -27,14 +23,12 @@ from protocol.values.limits import MS_PER_S, SPEECH_SILENCE_MS, SPEECH_THRESHOLD
 from protocol.values.model import INPUT_RATE_HZ, Chunk
 from protocol.wire.audio import to_pcm16
 
-from ..media.speech_detector import EnergyJudge, Judge, SpeechDetector, SpeechEvent
+from ..media.speech_detector import EnergyJudge, Judge, SpeechDetector
 from ..model.backends.base import Backend, BackendError, Closes, Transcribes, TranscriptSession
 from .model_calls import Inbox
 
 SECONDS_WAITING_MAX: Final = 8
 """Of one session: more is older than what its user remembers."""
-PIECES_WAITING_MAX: Final = 3000
-"""For the thread, of one session: a minute in pieces of 20 ms. The oldest are skipped."""
 UTTERANCE_S_MAX: Final = 30
 """A longer one is cut: it would outgrow the transcriber's context."""
 
@@ -187,40 +181,6 @@ def _asked(second: Second, *, is_speech: bool) -> ef.DetectSpeech:
     )
 
 
-class Detections:
-    """Has one session's sound searched for speech: at once, or by a slow judge in a thread."""
-
-    def __init__(
-        self, detector: SpeechDetector, thread: anyio.CapacityLimiter, inbox: Inbox
-    ) -> None:
-        self._detector, self._thread, self._inbox = detector, thread, inbox
-        self._waiting: deque[tuple[ef.DetectSpeech, int]] = deque(maxlen=PIECES_WAITING_MAX)
-        self._is_judging = False
-
-    def start(self, effect: ef.DetectSpeech, at_ns: int, tasks: TaskGroup) -> Iterable[SpeechEvent]:
-        """Search a piece of sound; returns what was found at once, the rest comes as events."""
-        if not self._detector.judge.is_slow:
-            return self._detector.detect(effect, at_ns)
-        self._waiting.append((effect, at_ns))
-        if not self._is_judging:
-            self._is_judging = True
-            tasks.start_soon(self._judge)
-        return ()
-
-    async def _judge(self) -> None:
-        """Judge all pieces that wait together, until none is left."""
-        while self._waiting:
-            pieces = list(self._waiting)
-            self._waiting.clear()
-            search = partial(self._search, pieces)
-            for event in await to_thread.run_sync(search, limiter=self._thread):
-                self._inbox.bring(attrs.evolve(event, at_ns=self._inbox.now_ns()))
-        self._is_judging = False
-
-    def _search(self, pieces: list[tuple[ef.DetectSpeech, int]]) -> list[SpeechEvent]:
-        return [event for piece in pieces for event in self._detector.detect(*piece)]
-
-
 @attrs.frozen
 class SpeechInput:
     """What hears a session's user in addition to the model; what it finds comes as events.
@@ -228,16 +188,10 @@ class SpeechInput:
     Attributes:
         make_judge: makes what finds the user's speech.
         transcriber: transcribes what the user says; None: no transcription.
-        thread: of slow judges, one for all sessions.
     """
 
     make_judge: Callable[[], Judge] = EnergyJudge
     transcriber: Transcriber | None = None
-    thread: anyio.CapacityLimiter = attrs.Factory(partial(anyio.CapacityLimiter, 1))
-
-    def detections(self, inbox: Inbox) -> Detections:
-        """Make what has a session's sound searched for speech."""
-        return Detections(SpeechDetector(self.make_judge), self.thread, inbox)
 
     def transcript_writer(
         self, opened: ev.ConnectionOpened, inbox: Inbox, dropped: int

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import attrs
 import numpy as np
 import pytest
@@ -15,14 +13,11 @@ import pytest
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.model import UNIT_SAMPLES, Unit
-from protocol.wire.audio import to_pcm16
-from runtime.media.speech_detector import EnergyJudge, SpeechDetector
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.model.backends.scripted_chat import Transcribed
 from runtime.session.speech_input import (
     SECONDS_WAITING_MAX,
     UTTERANCE_S_MAX,
-    SpeechInput,
     Transcriber,
     TranscriptWriter,
 )
@@ -190,45 +185,3 @@ def test_a_model_that_does_not_transcribe_is_refused() -> None:
     backend.info = attrs.evolve(backend.info, modes=("audio",))
     with pytest.raises(ValueError, match="does not transcribe"):
         Transcriber(backend)
-
-
-def test_a_slow_judge_works_in_a_thread_in_order() -> None:
-    """The event loop would wait for it, and all sessions with it."""
-    may_judge, threads = threading.Event(), set[int]()
-
-    class Slow(EnergyJudge):
-        is_slow = True
-
-        def judge(self, effect: ef.DetectSpeech) -> list[bool]:
-            may_judge.wait()
-            threads.add(threading.get_ident())
-            return super().judge(effect)
-
-    sound = to_pcm16(QUIET + LOUD + QUIET)
-    asked: dict[str, Any] = {
-        "rate_hz": 16_000,
-        "threshold": 0.5,
-        "silence_ms": 500,
-        "is_speech": False,
-    }
-    pieces = [
-        ef.DetectSpeech(at=at // 2, data=sound[at : at + 640], **asked)
-        for at in range(0, len(sound), 640)
-    ]
-
-    async def body() -> None:
-        inbox, tasks = Inbox(), anyio.create_task_group()
-        detections = SpeechInput(Slow).detections(inbox)
-        async with tasks:
-            for piece in pieces:
-                assert not detections.start(piece, 0, tasks)
-                await anyio.lowlevel.checkpoint()
-            assert inbox.events == []
-            may_judge.set()
-        detector = SpeechDetector()
-        expected = [event for piece in pieces for event in detector.detect(piece, 0)]
-        assert [type(it) for it in expected] == [ev.SpeechStarted, ev.SpeechStopped]
-        assert [attrs.evolve(it, at_ns=0) for it in inbox.events] == expected
-        assert threading.get_ident() not in threads
-
-    anyio.run(body, backend="trio")
