@@ -23,7 +23,7 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (229, 1),
     "protocol": (14_053, 64),
     "recorder": (4_211, 31),
-    "runtime": (23_736, 140),
+    "runtime": (23_698, 140),
     "runtime/model": (10_872, 51),
     "replay": (10_783, 57),
 }
