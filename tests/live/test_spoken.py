@@ -12,6 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from protocol.values.live import LiveSettings
 from protocol.values.messages import Created, QueueDone, Response, Speech
 from protocol.values.model import ChatConfig
 from protocol.values.requests import Append, Ask, ChatMessage, Init, SpeechRequest, TextPart
@@ -77,6 +78,19 @@ async def request(session: ClientSession, rng: random.Random, model: str) -> Non
     await resumed._hear(session)
 
 
+async def live(session: ClientSession, rng: random.Random, model: str) -> None:
+    """Send some seconds, and leave once speech is heard, not its silence."""
+    await until(session, QueueDone)
+    await session.init(Init(instructions="be brief", live=LiveSettings(model=model)))
+    await until(session, Created)
+    for _ in range(UNITS * 10):
+        await session.append_sound(bytes(rng.randint(1000, 3200) * 2))
+    async for message in session:
+        if isinstance(message, Speech) and any(message.pcm):
+            break
+    await session.close()
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint that never listens by itself, and ends its speech soon."""
@@ -104,7 +118,7 @@ def logs(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
     options = ("--record", str(records), "--slots", "4", "--voice-steps", str(STEPS))
     with pytest.MonkeyPatch.context() as patch:
         kinds = {kind: duplex for kind in SPOKEN if KINDS[kind][2] is resumed._duplex}
-        kinds |= {"realtime, chat": chat, "legacy-chat": request}
+        kinds |= {"realtime, chat": chat, "legacy-chat": request, "live": live}
         for kind, session_kind in kinds.items():
             patch.setitem(KINDS, kind, (*KINDS[kind][:2], session_kind))
         with live_server(*options, model=str(folder)) as server:

@@ -94,7 +94,7 @@ def sounddevice(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     Loudspeaker.played = bytearray()
     before = threading.active_count()
     yield module
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # one of an earlier test may have ended meanwhile
 
 
 def test_what_is_spoken_is_answered_aloud(sounddevice: Any) -> None:
