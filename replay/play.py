@@ -42,7 +42,7 @@ from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from runtime.access.gate import Denied, Gate, open_gate
 from runtime.net import listener
-from runtime.net.http import error_body, make_app
+from runtime.net.http import LIVE_PATH, error_body, make_app
 from runtime.net.listener import Address, WebSocketRequest
 from runtime.net.websocket import WebSocket, WebSocketClosed
 from runtime.serve import routing
@@ -115,7 +115,7 @@ def address_of(opened: ev.ConnectionOpened) -> str:
         case "chat":
             return routing.CHAT_PATH
         case "live":
-            return routing.LIVE_PATH
+            return LIVE_PATH
         case "openai":
             return f"{routing.REALTIME_PATH}?model={quote(opened.label, safe='')}"
         case "omni":

@@ -213,7 +213,7 @@ class LazyGroup(click.Group):
             name = error.command_name
             groups = [group for group, table in WITHIN.items() if name in table]
             meant = [f"antiphon {group} {name}" for group in groups] or [MOVED.get(name, "")]
-            if self.groups is GROUPS and meant != [""]:
+            if self.groups is GROUPS and any(meant):
                 text = f"No such command {name!r}. Did you mean: {', '.join(meant)}?"
                 raise click.UsageError(text, ctx) from None
             raise click.exceptions.NoSuchCommand(name, possibilities=self.named, ctx=ctx) from None

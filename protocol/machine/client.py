@@ -15,6 +15,8 @@ to send are not checked: a test client may send bad ones.
 
 from __future__ import annotations
 
+from typing import Final
+
 import attrs
 
 from ..values import messages as ms
@@ -25,6 +27,9 @@ from ..values.modes import OF_MODE, Mode
 from ..values.state import Gate, Role, SessionKind, State
 from ..wire import dialects
 from ..wire.codec import parse_frame
+
+_NO_QUEUE_DONE: Final = (dialects.OPENAI, dialects.OMNI)
+"""The end of the wait is not a message there."""
 
 
 class ClientConnection:
@@ -51,10 +56,7 @@ class ClientConnection:
             mode, is_request=self._dialect is dialects.LEGACY_CHAT
         )
         self._state = states.BEGINNINGS[self._session_kind]
-        if self._dialect in (
-            dialects.OPENAI,
-            dialects.OMNI,
-        ):  # where the end of the wait is not a message
+        if self._dialect in _NO_QUEUE_DONE:
             self._state = State.CONNECTED
         self._close_sent = False
         self._is_answered = False
@@ -152,11 +154,7 @@ class ClientConnection:
         if is_over and isinstance(message, ms.Closed):
             return False
         is_place = isinstance(message, ms.Queued | ms.QueueUpdate)
-        if (
-            is_place
-            and self._dialect in (dialects.OPENAI, dialects.OMNI)
-            and before is State.CONNECTED
-        ):
+        if is_place and self._dialect in _NO_QUEUE_DONE and before is State.CONNECTED:
             return True
         self._state = states.next_state(Role.CLIENT, self._session_kind, before, type(message))
         if isinstance(message, ms.Created) and self._dialect is dialects.OPENAI_TRANSCRIPTION:

@@ -310,10 +310,8 @@ class Live(Kind):
     unit_dropped = unit_undone  # else another unit would be taken for its answer
 
     def _send_second(self, pcm: bytes, text: str, **unit: Any) -> None:
-        pcm, unit = (
-            self.sound.to_rate(pcm, self.sound.rate_hz),
-            unit | {"coding": self.sound.coding},
-        )
+        pcm = self.sound.to_rate(pcm, self.sound.rate_hz)
+        unit["coding"] = self.sound.coding
         if text or any(to_pcm16(pcm)):
             at_ms = self.seconds * MS_PER_S
             self.peer.send(Speech(text=text, pcm=pcm, end_of_turn=False, start_ms=at_ms, **unit))

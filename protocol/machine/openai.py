@@ -491,10 +491,8 @@ class OpenAI(Kind):
             self.peer.send_error(code, "there is no sound since the last item")
             return
         self.input_item = self.input_item or self.conversation.new_id()
-        if (
-            self.step.behaves(behaviour.ANSWERS_COMMITTED)
-            and len(self.sound.rest) % self.sound.second_bytes
-        ):
+        is_part = len(self.sound.rest) % self.sound.second_bytes > 0
+        if is_part and self.step.behaves(behaviour.ANSWERS_COMMITTED):
             self._fill_up()
         self._commit()
 

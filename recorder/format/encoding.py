@@ -254,8 +254,16 @@ def header_json(
     record: rc.Record, blobs: Sequence[Sequence[int]], fields: object, version: int
 ) -> bytes:
     """Encode a record's header, its fields packed; `RecordInvalid` if it is not JSON."""
-    numbers = {"at_ns": record.at_ns, "seq": record.seq, "version": version}
-    return to_json({"kind": record.kind, "blobs": blobs, "fields": fields, **numbers})
+    return to_json(
+        {
+            "at_ns": record.at_ns,
+            "blobs": blobs,
+            "fields": fields,
+            "kind": record.kind,
+            "seq": record.seq,
+            "version": version,
+        }
+    )
 
 
 def to_json(header: Mapping[str, object]) -> bytes:

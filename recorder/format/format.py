@@ -27,7 +27,7 @@ from array import array
 from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import attrs
 import numpy as np
@@ -136,10 +136,9 @@ class BlockHeader:
         return self.first_seq + self.n_records - self.has_head_copy
 
 
-_NUMBERS: Final = (
-    *("first_seq", "mono_ns", "n_records", "compressed_len", "uncompressed_len", "payload_crc"),
+_numbers_of: Final = attrgetter(
+    *("first_seq", "mono_ns", "n_records", "compressed_len", "uncompressed_len", "payload_crc")
 )
-_numbers_of: Final = attrgetter(*_NUMBERS)
 
 
 def _pack_fields(header: BlockHeader) -> bytes:
@@ -173,14 +172,23 @@ def unpack_header(data: bytes) -> BlockHeader:
     head = data[: -_CRC.size]
     if _CRC.unpack_from(data, len(head))[0] != zlib.crc32(head):
         raise FormatError("the block header's crc does not hold")
-    _, version, flags, reserved, *numbers = _FIELDS.unpack_from(data, _PREAMBLE.size)
+    fields = _FIELDS.unpack_from(data, _PREAMBLE.size)
+    _, version, flags, reserved, first_seq, mono_ns, count, compressed, uncompressed, crc = fields
     if version not in FORMAT_VERSIONS or flags & ~FLAGS_KNOWN or reserved:
         known = f"this reader knows versions {FORMAT_VERSIONS[0]} to {FORMAT_VERSIONS[-1]}"
         raise VersionUnknown(f"block of format version {version}, flags {flags}: {known}")
-    is_copy, is_stuffed = bool(flags & FLAG_HEAD_COPY), bool(flags & FLAG_STUFFED)
-    fields: dict[str, Any] = dict(zip(_NUMBERS, numbers, strict=True))
-    fields |= {"has_head_copy": is_copy, "is_stuffed": is_stuffed, "version": version}
-    header = BlockHeader(chain=head[-CHAIN_BYTES:], **fields)
+    header = BlockHeader(
+        first_seq=first_seq,
+        mono_ns=mono_ns,
+        n_records=count,
+        compressed_len=compressed,
+        uncompressed_len=uncompressed,
+        payload_crc=crc,
+        chain=head[-CHAIN_BYTES:],
+        has_head_copy=bool(flags & FLAG_HEAD_COPY),
+        is_stuffed=bool(flags & FLAG_STUFFED),
+        version=version,
+    )
     _check_limits(header)
     return header
 

@@ -184,10 +184,11 @@ class Store:
             with os.scandir(self.directory) as entries:
                 for entry in entries:
                     name, info = recording_id_in(entry.name), None
-                    with suppress(OSError):  # gone meanwhile
-                        status = entry.stat(follow_symlinks=False)
-                        info = name and local_log(name, Path(entry.path), status)
-                    if info:
+                    if name is not None:
+                        with suppress(OSError):  # gone meanwhile
+                            status = entry.stat(follow_symlinks=False)
+                            info = local_log(name, Path(entry.path), status)
+                    if info is not None:
                         yield info
         except FileNotFoundError:
             return

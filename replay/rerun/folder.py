@@ -135,10 +135,8 @@ async def replay_logs_fully(
 ) -> list[Outcome]:
     """Replay several logs with their models, loading one once for logs in a row; see `full`."""
     load: Callable[[Loading], Backend] = lru_cache(maxsize=1)(Loading.load)
-    replaying, outcomes = (
-        partial(replay_fully, load=load, model=model, anyway=anyway),
-        list[Outcome](),
-    )
+    replaying = partial(replay_fully, load=load, model=model, anyway=anyway)
+    outcomes = list[Outcome]()
     for log in logs:
         began = time.perf_counter()
         try:

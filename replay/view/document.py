@@ -207,10 +207,15 @@ def difference_beside(one: Open, other: Open, _name: str) -> Make:
         with LogReader(one()) as a, LogReader(other()) as b:
             report = compare(a.head.fields, a, b.head.fields, b)
         first = report.first
-        names = {"what": "what", "index": "index", "fields": "fields", "in_a": "here"}
-        names |= {"in_b": "there"}
         comparison = {
-            "first": first and {to: getattr(first, name) for name, to in names.items()},
+            "first": first
+            and {
+                "what": first.what,
+                "index": first.index,
+                "fields": first.fields,
+                "here": first.in_a,
+                "there": first.in_b,
+            },
             "differences": report.parting_count,
             "compared": report.compared,
             "same": report.same,

@@ -48,7 +48,7 @@ from protocol.wire.dialects.opening import OPENING
 from ..access.gate import OPENAI_SUBPROTOCOL
 from ..api.half_duplex import HALF_DUPLEX_PATH
 from ..api.twilio import TWILIO_PATH
-from ..net.http import LIVE_PATH as LIVE_PATH  # noqa: PLC0414 - one of the paths
+from ..net.http import LIVE_PATH
 from ..session.setup import Arrival
 
 REALTIME_PATH: Final = "/v1/realtime"

@@ -321,8 +321,7 @@ def _serve(settings: Settings, load_viewer: LoadViewer | None, *, opens: bool) -
 
     def ready() -> None:
         scheme = "ws" if settings.tls_cert is None else "wss"
-        roots = [f"{scheme}://{_host(address)}:{address.port}" for address in bound]
-        listening = [f"listening on {root}/v1/realtime" for root in roots]
+        listening = [f"listening on {scheme}://{_host(it)}:{it.port}/v1/realtime" for it in bound]
         notify(*listening, "ready", *_whereabouts(settings, bound))
         if opens:
             threading.Thread(target=_open, args=(_console(settings, bound),), daemon=True).start()

@@ -290,7 +290,7 @@ class Journal:
         return not self._is_hung
 
     async def _written(self, log: SessionLog, seq: int) -> None:
-        """Wait for write(2), or until the log failed; its session has an event of it by then.
+        """Wait for write(2), or until the log failed, of which its session has an event by then.
 
         The recorder may wake its tasks before it calls `_failed`: a frame would go out first.
         """

@@ -160,9 +160,10 @@ TEXTS_MAX: Final = 64
 """Origins or workers of one server; more are a mistake."""
 SHOWN_CHARS_MAX: Final = 60
 """Enough of a wrong value to find it."""
-TRUTHS: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
-    ("0", "false", "no", "off"), False
-)
+TRUTHS: Final = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
 
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 

@@ -172,7 +172,7 @@ def printable(text: str) -> str:
 def _clean(_logger: WrappedLogger, _method: str, fields: EventDict) -> EventDict:
     """Order the fields, and make each safe to write."""
     names = [name for name in FIRST if name in fields]
-    names += [name for name in fields if name not in FIRST + DOUBLES]
+    names += [name for name in fields if name not in FIRST and name not in DOUBLES]
     kept = names[:FIELDS_MAX]
     return {printable(str(name)): _safe(fields[name]) for name in kept}
 

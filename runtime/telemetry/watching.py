@@ -154,7 +154,8 @@ class ServerStatus:
 def status_json(status: ServerStatus) -> dict[str, Any]:
     """A server's status as plain values for JSON; times are in seconds."""
     counts = {name: dict(getattr(status, name)) for name in ("recorder", "store", "denied")}
-    plain = attrs.asdict(status, filter=lambda at, _: at.name not in {"running_tasks", *counts})
+    others = {"running_tasks", "sessions", *counts}
+    plain = attrs.asdict(status, filter=lambda at, _: at.name not in others)
     return {
         **plain,
         **counts,

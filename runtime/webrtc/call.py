@@ -32,7 +32,7 @@ import pybase64
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
-from protocol.wire.dialects import live
+from protocol.wire.dialects import live, shared
 
 from .arrivals import CALL, Arrivals
 from .offer import Offer, OfferError
@@ -154,7 +154,7 @@ class Call:
         self._show(body)
         if body["type"] == live.SESSION_STARTED:
             self.id = str(body["session"]["id"])
-        return body["type"] in (live.SESSION_STARTED, "session.created")
+        return body["type"] in (live.SESSION_STARTED, shared.SESSION_CREATED)
 
     async def answer(self) -> str:
         """Answer the offer (SDP); `OfferError`."""
@@ -218,7 +218,7 @@ class Call:
 
     async def _send_sound(self) -> None:
         """Send the session the sound of the browser."""
-        kind = live.AUDIO_APPEND if self._is_live else "input_audio_buffer.append"
+        kind = live.AUDIO_APPEND if self._is_live else shared.AUDIO_APPEND
         while True:
             await asyncio.sleep(PIECE_S)
             if pcm16 := self._jitter.take(time.monotonic()):

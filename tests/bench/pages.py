@@ -104,7 +104,7 @@ class Run:
         chats: float = 0.0,
         windows: tuple[SlidingWindow, ...] = ("off",),
     ) -> None:
-        self.model, self._stores = model, {"llm": model.machine.llm, "tts": model.machine.tts}
+        self.model, self._stores = model, {name: getattr(model.machine, name) for name in SHARED}
         self.seen, self._draw = Seen(), random.Random(seed)
         self._lasts, self._chats, self._windows = lasts, chats, windows
         self._slots: list[Slot | None] = [None] * model.info.slots
@@ -323,8 +323,7 @@ def main() -> None:
             {
                 "context_percent": percent,
                 "memory_gb": gb(
-                    model.machine.llm.positions * ROW_BYTES["llm"]
-                    + model.machine.tts.positions * ROW_BYTES["tts"]
+                    sum(getattr(model.machine, it).positions * ROW_BYTES[it] for it in SHARED)
                 ),
                 "most_used_gb": gb(seen.most_bytes),
                 "most_sessions": seen.most_sessions,

@@ -61,7 +61,7 @@ from runtime.session.identity import Identity, SystemIdentities
 from runtime.session.journal import Journal, OpenLog
 from tests.bench.formats import FormatName, JsonLines, Mcap, UnitFormat, Wav
 from tests.bench.gateway.material import input_second, output_second
-from tests.bench.units import measure_units
+from tests.bench.units import SECONDS, SECONDS_MAX, SESSIONS_MANY, measure_units
 
 # -- a session without server or model ------------------------------------------------------------
 
@@ -496,9 +496,6 @@ FORMAT_NAMES: Final[dict[FormatName, str]] = {
     "mcap": "MCAP, zstd",
     "wav": "16-bit WAV, JSON",
 }
-SECONDS: Final = 20
-SECONDS_MAX: Final = 200
-SESSIONS_MANY: Final = 8
 
 
 @attrs.frozen(kw_only=True)

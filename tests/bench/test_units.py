@@ -52,7 +52,7 @@ def test_every_number_is_one(found: dict[str, Any]) -> None:
 
 
 def test_units_of_one_and_of_many(found: dict[str, Any]) -> None:
-    """Somebody plans machines by what one session costs."""
+    """Machines are planned by what one session costs."""
     runs = found["units"]
     assert [(run["sessions"], run["arrival"]) for run in runs] == [
         (1, "spread"),

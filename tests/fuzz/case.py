@@ -43,7 +43,8 @@ from protocol.values.modes import Mode
 from protocol.values.state import SessionKind, session_kind_of
 from protocol.wire.dialects import DIALECTS, MODES_OF
 from protocol.wire.schema import MEDIA, REQUEST_DIALECT, Message, describe
-from runtime.serve.routing import AUDIO_LABELS, CHAT_PATH, DUPLEX_PATH, LIVE_PATH, REALTIME_PATH
+from runtime.net.http import LIVE_PATH
+from runtime.serve.routing import AUDIO_LABELS, CHAT_PATH, DUPLEX_PATH, REALTIME_PATH
 
 # -- markers --------------------------------------------------------------------------------------
 

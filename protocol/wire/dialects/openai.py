@@ -27,8 +27,8 @@ from ...values.errors import ErrorCode, LocalProtocolError
 from ...values.modes import Mode
 from ...values.requests import ClientMessage, Request
 from ..codec import dump_frame, invalid, missing
-from ..kinds import INTEGER, TEXT, Kind
-from ..table import DROPPED, Constant, Field, Object, Table, checked, fixed, items, one, optional
+from ..kinds import INTEGER, TEXT
+from ..table import DROPPED, Constant, Field, Object, Table, fixed, items, one, optional
 from . import openai_answers as answers
 from . import openai_requests as requests
 from . import shared
@@ -42,11 +42,6 @@ _PLAIN_HINTS: Final = ("language", "languages", "delay")
 _KIND: Final = only(
     ("realtime", "transcription"), "transcription", "the address asks for transcription"
 )
-
-
-def _plain(name: str) -> Field:
-    kind = Kind(read=lambda *_: None, schema={})
-    return checked(name, kind, doc=_NO_HINT)
 
 
 _MODEL: Final = optional(
@@ -70,7 +65,7 @@ _CONFIGURE: Final = Table(
                     "transcription",
                     _MODEL,
                     *(ignored(name, _NO_HINT) for name in _HINTS),
-                    *(_plain(name) for name in _PLAIN_HINTS),
+                    *(ignored(name, _NO_HINT, holds=None) for name in _PLAIN_HINTS),
                     omit=True,
                     doc="The model, and hints for it.",
                 ),

@@ -130,10 +130,8 @@ def calling(
         results = [each.text for each in unit.inputs if each.kind == "result"]
         if not results:
             return step
-        text, pcm = (
-            says.replace("{}", results[0][: chats.SHOWN_CHARS]),
-            chats.tone(unit.index, 0, samples=12_000),
-        )
+        text = says.replace("{}", results[0][: chats.SHOWN_CHARS])
+        pcm = chats.tone(unit.index, 0, samples=12_000)
         return attrs.evolve(step, speech=Speaks(text=text, pcm=pcm, end_of_turn=True))
 
     return decide
@@ -259,12 +257,8 @@ class ScriptedBackend:
         calls: CallScript = calling(),  # noqa: B008 - a pure function
         sliding_windows: tuple[md.SlidingWindow, ...] = ("off",),
     ) -> None:
-        self.script, self._answer, self._transcription, self.calls = (
-            script,
-            chat,
-            transcription,
-            calls,
-        )
+        self.script, self.calls = script, calls
+        self._answer, self._transcription = chat, transcription
         self.release, self.rebuild = release, rebuild
         self.rules = chats.Rules(slots, context_limit)
         self.violations, self.held_slots = self.rules.violations, self.rules.held_slots

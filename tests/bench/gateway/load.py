@@ -144,7 +144,6 @@ class Link:
     def __init__(self, stream: socket.socket, coding: Coding = "float32") -> None:
         self.socket = stream
         self._coding: Coding = coding
-        self._is_heard = coding == "pcm16"
         self.socket.setblocking(False)
         self.is_ready = False
         self.due_ns: deque[int] = deque()
@@ -265,7 +264,7 @@ class Link:
             self.is_ready = True
         elif b'"type":"error"' in text:
             raise LoadError(f"the server complained: {text.decode(errors='replace')}")
-        return self._is_heard and b'"transcription.delta"' in text
+        return self._coding == "pcm16" and b'"transcription.delta"' in text
 
     def close(self) -> None:
         """Leave politely, as far as the kernel takes it at once."""

@@ -111,7 +111,7 @@ def score_clock(model: DuplexModel, folder: Path) -> dict[str, float]:
     timers = together(
         model,
         [
-            with_clock(model, _longer(pcm, at), at, f"{HOURS[at % 6]} o'clock", at % 4)
+            with_clock(model, _longer(pcm, at), at, f"{HOURS[at % len(HOURS)]} o'clock", at % 4)
             for at, (pcm, _) in enumerate(timed)
         ],
     )
@@ -150,7 +150,7 @@ def score_clock(model: DuplexModel, folder: Path) -> dict[str, float]:
         ),
         "told_after_speaking": _share(
             [
-                found.text == f"Timer set for one minute.It is {HOURS[at % 6]} o'clock."
+                found.text == f"Timer set for one minute.It is {HOURS[at % len(HOURS)]} o'clock."
                 for at, found in enumerate(timers)
             ]
         ),

@@ -175,7 +175,7 @@ def test_the_full_shape_says_that_it_needs_a_gpu() -> None:
 
 @pytest.mark.parametrize("words", [["--shape", "full"], ["--random-weights"]])
 def test_random_weights_are_never_measured_by_mistake(words: list[str]) -> None:
-    """Somebody would take what noise does for what the model does."""
+    """What noise decides would be taken for what the model does."""
     assert CliRunner().invoke(main, ["dev", "bench", "engine", *words]).exit_code == 2
 
 

@@ -92,9 +92,9 @@ def sounddevice(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     module.PortAudioError = PortAudioError
     monkeypatch.setitem(sys.modules, "sounddevice", module)
     Loudspeaker.played = bytearray()
-    before = threading.active_count()
+    before = {*threading.enumerate()}
     yield module
-    assert threading.active_count() <= before  # one of an earlier test may have ended meanwhile
+    assert {*threading.enumerate()} <= before  # one of an earlier test may have ended meanwhile
 
 
 def test_what_is_spoken_is_answered_aloud(sounddevice: Any) -> None:

@@ -143,7 +143,7 @@ class Shortlists:
         count: int = SHORTLIST,
         apart: Sequence[int] = (),
     ) -> None:
-        self._apart = list(apart)
+        self._apart = torch.tensor(apart, dtype=torch.int64, device=device)
         ids = sorted(set(named))
         self._index = torch.tensor(ids, dtype=torch.int64, device=device)  # (C,)
         self._ends, self._count, self._listed = ends, count, count + len(ids)
@@ -178,8 +178,7 @@ class Shortlists:
         shares = logits.double()  # (B, V)
         shares -= shares.amax(1, keepdim=True)
         shares.exp_()
-        if self._apart:
-            shares[:, self._apart] = 0
+        shares.index_fill_(1, self._apart, 0)
         sums = (
             shares.sum(1),
             shares[:, : self._ends].sum(1),

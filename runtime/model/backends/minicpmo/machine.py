@@ -23,7 +23,15 @@ from .batched import ON_CPU, Batched, Means, batched
 from .checkpoint import Parts
 from .config import UNIT_FRAMES, ModelConfig
 from .decoder import Decoder, FusedDecoder, Operators, RowByRow, Stock, Together, try_operators
-from .device import StoreShape, choose_kernels, raising_device_lost, send, shared_positions, stores
+from .device import (
+    SHARED,
+    StoreShape,
+    choose_kernels,
+    raising_device_lost,
+    send,
+    shared_positions,
+    stores,
+)
 from .logits import CodeChooser, CodeLogits, Shortlists, rows_on_host
 from .quantized import QuantizedLinear
 from .tokens import Tokens
@@ -74,7 +82,7 @@ class Machine:
             self._store(
                 shapes[name], spare, shared_positions(shapes[name].capacity, slots, context_percent)
             )
-            for name in ("llm", "tts")
+            for name in SHARED
         )
         self.audio = self._store(shapes["audio"], spare)
         if means.is_flash and not can_attend(self.llm):

@@ -330,9 +330,9 @@ def write_tokenizer(folder: Path, size: int, into: Path) -> Path:
 
     Of a few hundred ids, the rules would seldom find one among the highest logits.
     """
-    for name in ("tokenizer_config.json", SLOTS_FILE):
-        if (folder / name).exists():
-            shutil.copy(folder / name, into)
+    shutil.copy(folder / "tokenizer_config.json", into)
+    if (folder / SLOTS_FILE).exists():
+        shutil.copy(folder / SLOTS_FILE, into)
     raw = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary = raw["model"]["vocab"]
     vocabulary |= {token["content"]: token["id"] for token in raw["added_tokens"]}

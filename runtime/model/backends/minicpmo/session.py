@@ -311,7 +311,8 @@ class SteppedSession:
         self, state: states.SessionState, count: int, run: LaneRun | None, *, interrupted: bool
     ) -> states.SessionState:
         """The state after the `count` ids that close a unit are fed."""
-        length, speech = state.length + count, states.Speech() if interrupted else state.speech
+        length = state.length + count
+        speech = states.Speech() if interrupted else state.speech
         self._machine.tts.trim(self._slot, speech.length)  # It is not undone any more.
         text_ids = () if interrupted else state.text_ids  # Withheld text was never spoken.
         text = tuple(index for index in text_ids if index not in self._tokens.control)
@@ -474,8 +475,8 @@ class SteppedSession:
             speech = self._state.speech.length + fed + 1 + CODES_A_UNIT
         if speech > capacity:
             raise ContextFull(f"the turn may need {speech} of {capacity} places")
-        speech *= not is_mute
-        self._machine.reserve(self._slot, self._state.length + most, speech=speech)
+        own = 0 if is_mute else speech
+        self._machine.reserve(self._slot, self._state.length + most, speech=own)
 
 
 # -- past units in long prefills ----------------------------------------------------------------

@@ -277,7 +277,6 @@ class UnitRun:
             """All logits; of the first step of a unit in slots, those of what it may begin with."""
             logits = numbers_of(fed.logits.whole())
             if tokens.slots is None and tokens.unchatted:
-                logits = logits.copy()
                 logits[[*tokens.unchatted]] = -np.inf
             if step or tokens.slots is None:
                 return logits
