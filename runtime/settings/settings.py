@@ -332,10 +332,9 @@ class Settings:
     model: str = setting(
         "tiny",
         "tiny: the embedded trained model. scripted: plays a fixed script, hears nothing. "
-        "llama_omni:ws://HOST:PORT: a llama.cpp-omni server, one session or turn of chat at a "
-        "time. backend:NAME: what an installed package offers under this name. Otherwise the "
-        "folder of a MiniCPM-o checkpoint: config.json, tokenizer.json, safetensors, and "
-        "assets/token2wav for its voice. `antiphon doctor --model FOLDER` says whether it fits.",
+        "backend:NAME: what an installed package offers under this name. Otherwise the folder of "
+        "a MiniCPM-o checkpoint: config.json, tokenizer.json, safetensors, and assets/token2wav "
+        "for its voice. `antiphon doctor --model FOLDER` says whether it fits.",
     )
     transcriber: str | None = setting(
         None,
