@@ -189,14 +189,14 @@ def test_a_workflow_evaluates(tmp_path: Path) -> None:
 
 def test_a_cluster_of_two_is_asked_for() -> None:
     """The script would name flags that there are not; `make soak` runs such a cluster."""
-    script = (EXAMPLES / "ray-cluster.sh").read_text()
+    script = (EXAMPLES / "ray_placement" / "cluster.sh").read_text()
     assert subprocess.run(("sh", "-n"), input=script, text=True, check=False).returncode == 0
     (line,) = (line for line in script.splitlines() if line.startswith("antiphon "))
     command, *words = shlex.split(line)[1:]
     serve = main.get_command(click.Context(main), command)
     assert serve is not None
     given = serve.make_context("serve", words).params
-    assert (given["placement"], given["workers_wanted"]) == ("ray", 2)
+    assert (given["placement"], given["workers_wanted"]) == ("ray:127.0.0.1:6379", 2)
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: path.name)
