@@ -100,7 +100,7 @@ DEV: Final[Commands] = MappingProxyType(
         "schema": ("runtime.commands.schema", "Describe the wire protocols."),
         "states": ("runtime.cli", "Draw the session's state diagrams."),
         "play": ("replay.play", "Serve a recording to clients under test."),
-        "shrink": ("replay.shrink.command", "Find the smallest log that fails."),
+        "shrink": ("replay.shrink", "Find the smallest log that fails."),
     }
 )
 MOVED: Final = MappingProxyType(
