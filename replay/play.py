@@ -42,9 +42,9 @@ from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from runtime.access.gate import Denied, Gate, open_gate
 from runtime.net import listener
+from runtime.net.connection import WebSocket, WebSocketClosed
 from runtime.net.http import LIVE_PATH, error_body, make_app
 from runtime.net.listener import Address, WebSocketRequest
-from runtime.net.websocket import WebSocket, WebSocketClosed
 from runtime.serve import routing
 from runtime.settings.settings import Settings
 

@@ -96,15 +96,15 @@ USED: Final[Mapping[tuple[str, str], Private]] = MappingProxyType(
             "the pieces of an unfinished message, of which 96 MiB would stay for minutes",
             lambda: isinstance(_websocket()._message_parts, list),
         ),
-        ("runtime/net/frames.py", "_proto"): Private(
+        ("runtime/net/websocket.py", "_proto"): Private(
             "wsproto takes no decoders of a user's; this is where a connection has its two",
             lambda: _is_a(_protocol(), "wsproto.frame_protocol", "FrameProtocol"),
         ),
-        ("runtime/net/frames.py", "_frame_decoder"): Private(
+        ("runtime/net/websocket.py", "_frame_decoder"): Private(
             "its mask takes 1.9 ms of the event loop for 1 MiB, ours 0.04",
             lambda: _is_a(_protocol()._frame_decoder, "wsproto.frame_protocol", "FrameDecoder"),
         ),
-        ("runtime/net/frames.py", "_message_decoder"): Private(
+        ("runtime/net/websocket.py", "_message_decoder"): Private(
             "it decodes text by the piece: one emoji makes a message take four times its size",
             lambda: _is_a(_protocol()._message_decoder, "wsproto.frame_protocol", "MessageDecoder"),
         ),

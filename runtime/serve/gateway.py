@@ -68,11 +68,10 @@ from ..api.voices import Voices
 from ..link.hello import read_token
 from ..media.decoder import MediaDecoder
 from ..media.voices import VoiceLibrary
-from ..net.connection import Connection
+from ..net.connection import Connection, OnMessages, WebSocket, WebSocketClosed
 from ..net.http import CodedError, body_of, error_body, make_app
 from ..net.limits import Counters, origin_of
 from ..net.listener import WebSocketRequest, tasks_living
-from ..net.websocket import OnMessages, WebSocket, WebSocketClosed
 from ..session.forking import ForkRefused
 from ..session.journal import ready_now
 from ..session.peer import Ended

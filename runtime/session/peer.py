@@ -31,8 +31,7 @@ from protocol.values.messages import ComeBack, Replaced, Resumable
 from protocol.values.modes import Mode
 from protocol.wire.dialects.shared import REPLACED, RESUMABLE, TOKEN
 
-from ..net.connection import Connection, Ready
-from ..net.websocket import WebSocket
+from ..net.connection import Connection, Ready, WebSocket
 from .journal import FrameIndex, frames_of, ready_now
 
 NO_TOKEN: Final = "0" * 64

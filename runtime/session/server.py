@@ -30,8 +30,7 @@ from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder
 
 from ..model.backends.base import Backend, DeviceLost
-from ..net.connection import Connection
-from ..net.websocket import WebSocket
+from ..net.connection import Connection, WebSocket
 from ..settings.settings import MIB, Settings
 from ..slots.admission import Admission, Refused
 from ..slots.pool import PoolCounts

@@ -44,7 +44,7 @@ from runtime.model.backends.scripted import (
 )
 from runtime.model.backends.scripted import Step as ModelStep
 from runtime.model.backends.scripted_chat import tone
-from runtime.net.websocket import WebSocket, WebSocketClosed, deliver_received
+from runtime.net.connection import WebSocket, WebSocketClosed, deliver_received
 from runtime.serve.routing import Route, route
 from runtime.session.server import Server
 from runtime.session.setup import Arrival
@@ -462,7 +462,7 @@ class MemoryWire:
         self._is_gone = True
         self._notify()
 
-    # -- the server's end: see `runtime.net.websocket.WebSocket`
+    # -- the server's end: see `runtime.net.connection.WebSocket`
     # -------------------------------------
 
     async def receive(self) -> str | bytes | None:

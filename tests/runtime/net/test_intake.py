@@ -9,7 +9,6 @@ from typing import cast
 import trio
 import trio.testing
 
-from runtime.net.frames import FrameScanner
 from runtime.net.limits import (
     BURST_S,
     LARGE_MESSAGE_BYTES,
@@ -22,7 +21,7 @@ from runtime.net.limits import (
     Share,
 )
 from runtime.net.link import Link, TcpStream
-from runtime.net.websocket import Intake
+from runtime.net.websocket import FrameScanner, Intake
 from tests.network.transport import CLOSE, CONTINUATION, PING, TEXT, limits, raw_frame
 from tests.sessions.in_memory import on_virtual_time
 

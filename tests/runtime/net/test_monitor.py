@@ -13,11 +13,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from runtime.net.connection import WebSocketClosed, WebSocketStalled
 from runtime.net.http import make_app
 from runtime.net.limits import BURST_S, LARGE_MESSAGE_BYTES, LARGE_WAIT_S, Counters
+from runtime.net.link import LATE_S, LEAVE_S, WatchedConnection
 from runtime.net.listener import WebSocketRequest
-from runtime.net.monitor import LATE_S, LEAVE_S, WatchedConnection
-from runtime.net.websocket import WebSocketClosed, WebSocketStalled
 from tests.network.transport import (
     CLOSE,
     PING,
@@ -320,7 +320,7 @@ async def test_a_slow_large_message_does_not_keep_others_out_for_ever(
     """One client that trickles a video would stop all others' for as long as it likes."""
     play, counters = Listens(), Counters()
     allowed = limits(ping_s=0)
-    monkeypatch.setattr("runtime.net.monitor.RECEIVING_BYTES_MAX", 1)
+    monkeypatch.setattr("runtime.net.link.RECEIVING_BYTES_MAX", 1)
     frame = raw_frame(TEXT, b"x" * (LARGE_MESSAGE_BYTES + 500_000))
     async with (
         serving(play, allowed=allowed, counters=counters) as address,
