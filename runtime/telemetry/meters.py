@@ -45,8 +45,7 @@ from protocol.wire.dialects import DUPLEX_V1
 
 from ..measures.conversation import talk_scores
 from ..measures.measure import Ratio, Times, Value
-from ..measures.talk import ClientSound, Talk
-from ..measures.tools import CallStories, tool_scores
+from ..measures.talk import CallStories, ClientSound, Talk, tool_scores
 from ..telemetry import catalogue as c
 from .catalogue import ALL, Metric
 from .watching import Shown
