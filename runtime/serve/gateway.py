@@ -79,7 +79,7 @@ from ..session.server import NO_SESSION, Server
 from ..session.setup import VERSION, Parent, model_names
 from ..settings.settings import Settings
 from ..slots.workers import workers_wanted
-from ..telemetry.setup import ServerTelemetry, make_telemetry
+from ..telemetry.watchers import ServerTelemetry, make_telemetry
 from ..telemetry.watching import ServerStatus, SessionStatus
 from .gateways import AWAY, NOT_HERE, Gateways, is_relayed
 from .retention import make_retainer, make_uploader

@@ -53,7 +53,7 @@ from ..session.server import Server
 from ..session.speech_input import ENERGY_ONLY, SpeechInput, Transcriber
 from ..settings.settings import Settings
 from ..slots.workers import REPLACE_SPARE_S, Workers
-from ..telemetry.setup import TracesMissingError
+from ..telemetry.watchers import TracesMissingError
 from .gateway import Gateway
 
 # -- open files ------------------------------------------------------------------------------------
