@@ -27,9 +27,8 @@ from recorder.format.errors import RecordInvalid
 from ..model.backends import base
 from .address import WorkerAddress
 from .address import connect as connect_to
-from .frames import LinkError, LinkRefused
+from .frames import HELLO_WAIT_S, TEXT_CHARS_MAX, LinkError, LinkRefused
 from .hello import Wire, greet_worker
-from .limits import HELLO_WAIT_S, TEXT_CHARS_MAX
 from .link import Link
 from .messages import SETUP, Answer, Ask, Cancel, Failed, Message, Rebuild, Speaks, Why
 

@@ -42,12 +42,12 @@ from ..media.decoder import Client, decode_at_once
 from ..media.speech_detector import SpeechDetector
 from ..media.values import Decoded, MediaError
 from ..net.connection import Connection, Ready
+from ..net.limits import LARGE_BYTES_MIN, LargeMessageLimiter
 from ..telemetry.watching import SessionStatus, Watcher
 from .crash_recovery import RecoveredSession
 from .journal import FrameIndex, Journal, MarkRefused, OpenLog, ready_now
 from .model_calls import Inbox, ModelCalls
 from .peer import ClientConnection, Tokens
-from .rate_limiter import LARGE_BYTES_MIN, RateLimiter
 from .speech_input import SpeechInput
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class Driver:
         open_log: OpenLog | None,
         make_calls: Callable[[Inbox], ModelCalls],
         decode_media: DecodeMedia,
-        limiter: RateLimiter,
+        limiter: LargeMessageLimiter,
         has_room: Callable[[int], bool],
         owner: str,
         party: str,

@@ -31,9 +31,15 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from recorder.format.errors import RecordInvalid
 
-from ..link.frames import LinkError, LinkLeft
+from ..link.frames import (
+    GREETINGS_MAX,
+    HELLO_WAIT_S,
+    LINKS_MAX,
+    TEXT_CHARS_MAX,
+    LinkError,
+    LinkLeft,
+)
 from ..link.hello import Wire, greet_gateway
-from ..link.limits import GREETINGS_MAX, HELLO_WAIT_S, LINKS_MAX, TEXT_CHARS_MAX
 from ..link.link import Link
 from ..link.messages import Answer, Ask, Cancel, Failed, Message, Rebuild, Speaks, Why
 from ..model.backends import base

@@ -11,7 +11,7 @@ import trio.testing
 
 from runtime.net.limits import (
     BURST_S,
-    LARGE_MESSAGE_BYTES,
+    LARGE_BYTES_MIN,
     LARGE_WAIT_S,
     RECEIVING_BYTES_MAX,
     SMALL_WAIT_S,
@@ -234,11 +234,11 @@ def test_large_messages_share_their_room_and_all_come_in() -> None:
 
     async def run() -> None:
         counters = Counters()
-        room = Budget(4 * LARGE_MESSAGE_BYTES, counters)
+        room = Budget(4 * LARGE_BYTES_MIN, counters)
         clients, held = [Client(room) for _ in range(12)], [0]
 
         async def send(client: Client) -> None:
-            frame = large_frame(3 * LARGE_MESSAGE_BYTES)
+            frame = large_frame(3 * LARGE_BYTES_MIN)
             for start in range(0, len(frame), 500_000):
                 await client.ours.send_all(frame[start : start + 500_000])
                 await trio.sleep(0.1)
@@ -251,7 +251,7 @@ def test_large_messages_share_their_room_and_all_come_in() -> None:
                     nursery.start_soon(client.drain)
                     nursery.start_soon(send, client)
         assert [client.intake.messages for client in clients] == [1] * 12
-        assert 3 * LARGE_MESSAGE_BYTES < max(held) <= 7 * LARGE_MESSAGE_BYTES
+        assert 3 * LARGE_BYTES_MIN < max(held) <= 7 * LARGE_BYTES_MIN
         assert counters.receiving_bytes == 0
 
     on_virtual_time(run)
@@ -262,14 +262,14 @@ def test_room_comes_back_when_a_message_was_read() -> None:
 
     async def run() -> None:
         counters = Counters()
-        client = Client(Budget(4 * LARGE_MESSAGE_BYTES, counters))
+        client = Client(Budget(4 * LARGE_BYTES_MIN, counters))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(client.drain)
             for _ in range(5):
-                frame = large_frame(3 * LARGE_MESSAGE_BYTES)
+                frame = large_frame(3 * LARGE_BYTES_MIN)
                 await client.ours.send_all(frame[:-1])
                 await trio.sleep(1)
-                assert counters.receiving_bytes >= 2 * LARGE_MESSAGE_BYTES
+                assert counters.receiving_bytes >= 2 * LARGE_BYTES_MIN
                 await client.ours.send_all(frame[-1:])
                 await trio.sleep(1)
                 assert counters.receiving_bytes == 0
@@ -283,14 +283,14 @@ def test_small_messages_wait_for_no_video() -> None:
     """Calls would wait for another client's video."""
 
     async def run() -> None:
-        room = Budget(4 * LARGE_MESSAGE_BYTES, Counters())
+        room = Budget(4 * LARGE_BYTES_MIN, Counters())
         blocker = Share(room)
-        await blocker.hold(8 * LARGE_MESSAGE_BYTES)
+        await blocker.hold(8 * LARGE_BYTES_MIN)
         client = Client(room)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(client.drain)
             for _ in range(5):
-                await client.ours.send_all(large_frame(LARGE_MESSAGE_BYTES))
+                await client.ours.send_all(large_frame(LARGE_BYTES_MIN))
             await client.ours.aclose()
         assert client.intake.messages == 5
 
@@ -302,14 +302,14 @@ def test_unfinished_small_messages_are_counted_and_bounded() -> None:
 
     async def run() -> None:
         counters = Counters()
-        room = Budget(8 * LARGE_MESSAGE_BYTES, counters)
+        room = Budget(8 * LARGE_BYTES_MIN, counters)
         clients = [Client(room) for _ in range(40)]
         async with trio.open_nursery() as nursery:
             for client in clients:
                 nursery.start_soon(client.drain)
-                nursery.start_soon(client.ours.send_all, large_frame(LARGE_MESSAGE_BYTES)[:-1])
+                nursery.start_soon(client.ours.send_all, large_frame(LARGE_BYTES_MIN)[:-1])
             await trio.sleep(1)
-            assert 4 * LARGE_MESSAGE_BYTES < counters.receiving_bytes <= 16 * LARGE_MESSAGE_BYTES
+            assert 4 * LARGE_BYTES_MIN < counters.receiving_bytes <= 16 * LARGE_BYTES_MIN
             assert room.laggards(trio.current_time()) == ()
             await trio.sleep(SMALL_WAIT_S)
             stopped = room.laggards(trio.current_time())
@@ -317,7 +317,7 @@ def test_unfinished_small_messages_are_counted_and_bounded() -> None:
             for share in stopped:
                 share.close()
             await trio.testing.wait_all_tasks_blocked()
-            assert counters.receiving_bytes <= 16 * LARGE_MESSAGE_BYTES
+            assert counters.receiving_bytes <= 16 * LARGE_BYTES_MIN
             nursery.cancel_scope.cancel()
         for client in clients:
             client.share.close()
