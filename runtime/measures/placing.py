@@ -191,15 +191,12 @@ class Line:
             self.begin -= self.moved
         begin = max(wanted, self.end - self.moved)
         self.end = begin + samples
-        self._follow()
-        return begin
-
-    def _follow(self) -> None:
         if self.moved:
             self.stretch.moved += self.moved
             self.stretch.begin = self.begin
         elif self.begin != self.stretch.begin:
             self.stretch = Stretch(self.begin)
+        return begin
 
     def cut(self, at_ns: int) -> int:
         """End the placed sound at a time, if it is not over by then; return the line's end."""
