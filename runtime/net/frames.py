@@ -9,23 +9,33 @@ and keeps no bytes.
 
 `text_frames` writes a server's messages: wsproto makes two copies more of each.
 
-`tune` replaces the two decoders of a connection's codec, by private names
+`tune` replaces the decoder of frames in a connection's codec, by private names
 (`tests/test_private_names.py`):
 
 - Unmasking works on eight bytes at a time.
-- wsproto checks UTF-8 piece by piece, and trio-websocket joins the decoded pieces; one emoji would
-  widen the whole string. So a piece that is not ASCII is passed on with a character for each byte
-  (Latin-1), and `message_of` decodes the joined message.
+- The pieces of an unfinished message are ours, to be told and to be let go of.
+- wsproto decodes text, and trio-websocket joins the decoded pieces; one emoji would widen the whole
+  string. So a piece that is not ASCII is passed on with a character for each byte (Latin-1), once
+  it is known to be UTF-8, and `message_of` decodes the joined message.
 """
 
 from __future__ import annotations
 
+from codecs import IncrementalDecoder, getincrementaldecoder
+from collections import deque
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import numpy as np
 from wsproto.connection import Connection
-from wsproto.frame_protocol import Frame, FrameDecoder, MessageDecoder, XorMaskerSimple
+from wsproto.frame_protocol import (
+    CloseReason,
+    Frame,
+    FrameDecoder,
+    Opcode,
+    ParseFailed,
+    XorMaskerSimple,
+)
 
 from protocol.values.utf8 import TEXT_BYTES_MIN, Utf8Text
 
@@ -214,14 +224,13 @@ def text_frames(texts: Iterable[str]) -> bytes:
     return b"".join(parts)
 
 
-# -- decoders for wsproto --------------------------------------------------------------------------
+# -- the decoder for wsproto -----------------------------------------------------------------------
 
 
-def tune(connection: Connection) -> None:
-    """Give a server's connection our decoders, before it has read a frame."""
-    codec = connection._proto
-    codec._frame_decoder = FastFrameDecoder(client=False)
-    codec._message_decoder = BytewiseDecoder()
+def tune(connection: Connection) -> ClientFrames:
+    """Give a server's connection our decoder, before it has read a frame."""
+    decoder = connection._proto._frame_decoder = ClientFrames(client=False)
+    return decoder
 
 
 class FastMasker:
@@ -244,8 +253,18 @@ class FastMasker:
         return masked
 
 
-class FastFrameDecoder(FrameDecoder):
-    """Unmasks with `FastMasker`."""
+class ClientFrames(FrameDecoder):
+    """Unmasks with `FastMasker`, checks text, and gives a message's pieces once all are here.
+
+    `pieces`: those of the message in progress; whoever ends the connection clears them.
+    """
+
+    def __init__(self, *, client: bool) -> None:
+        super().__init__(client)
+        self.pieces = deque[bytes]()
+        self._opcode: Opcode | None = None
+        self._text: IncrementalDecoder | None = None
+        self._is_whole = False
 
     def parse_header(self) -> bool:
         """Read a frame's header, once it is complete."""
@@ -254,21 +273,40 @@ class FastFrameDecoder(FrameDecoder):
             self.masker = FastMasker(self.masker.process(bytearray(4)))  # type: ignore[assignment]
         return is_whole
 
+    def process_buffer(self) -> Frame | None:
+        """Return a control frame, or a piece of a whole message, or None; `ParseFailed`."""
+        while not self._is_whole:
+            frame = super().process_buffer()
+            if frame is None or frame.opcode.iscontrol():
+                return frame
+            self._hold(frame)
+        opcode, self._opcode = self._opcode or Opcode.CONTINUATION, None
+        payload = self.pieces.popleft()
+        self._is_whole = bool(self.pieces)
+        if self._text is not None and not payload.isascii():
+            payload = payload.decode("latin-1").encode()
+        return Frame(opcode, payload, frame_finished=True, message_finished=not self.pieces)
 
-class BytewiseDecoder(MessageDecoder):
-    """Checks text and passes it on with a character for each byte."""
-
-    def process_frame(self, frame: Frame) -> Frame:
-        """Check a piece of a message; raises `ParseFailed` if it is not UTF-8 or no piece."""
-        checked = super().process_frame(frame)
+    def _hold(self, frame: Frame) -> None:
+        """Check a piece of the message in progress, and keep it."""
+        if (frame.opcode is Opcode.CONTINUATION) != (self._opcode is not None):
+            raise ParseFailed(f"unexpected {frame.opcode!r}")
+        if self._opcode is None:
+            self._opcode = frame.opcode
+            self._text = getincrementaldecoder("utf-8")() if frame.opcode is Opcode.TEXT else None
         assert isinstance(frame.payload, bytes)
-        if not isinstance(checked.payload, str) or frame.payload.isascii():
-            return checked
-        return checked._replace(payload=frame.payload.decode("latin-1"))
+        self._is_whole = frame.frame_finished and bool(frame.message_finished)
+        if self._text is not None:
+            try:
+                self._text.decode(frame.payload, self._is_whole)
+            except UnicodeDecodeError as error:
+                why = CloseReason.INVALID_FRAME_PAYLOAD_DATA
+                raise ParseFailed(str(error), why) from None
+        self.pieces.append(frame.payload)
 
 
 def message_of(joined: str | bytes) -> str | bytes | Utf8Text:
-    """The message of `BytewiseDecoder`'s joined pieces: `str`, UTF-8 if large, or binary."""
+    """The message of `ClientFrames`' joined pieces: `str`, UTF-8 if large, or binary."""
     if isinstance(joined, bytes) or joined.isascii():
         return joined
     data = joined.encode("latin-1")

@@ -19,7 +19,7 @@ How trio-websocket is used, and why:
 
 - It gets a handshake that we write from the checked head: its reader task fails on some heads (an
   odd `Host`), and loses bytes sent before the 101.
-- It reads 256 KiB at a time, and each connection gets our own decoders (`frames.tune`).
+- It reads 256 KiB at a time, and each connection gets our own decoder (`frames.tune`).
 - It sees no message above the limit: its own limit would end the WebSocket before the client can be
   told.
 - Its reader task lives in `TrioWebSocket.run` and cannot end a session, though it may raise.
@@ -45,7 +45,16 @@ from wsproto.events import CloseConnection
 from protocol.values.digest import DIGEST_BYTES
 from protocol.values.utf8 import KEPT_CHARS, UTF8_BYTES_MAX, Received, Shortened
 
-from .frames import FastMasker, FrameScanner, Whole, message_of, payload_in, text_frames, tune
+from .frames import (
+    ClientFrames,
+    FastMasker,
+    FrameScanner,
+    Whole,
+    message_of,
+    payload_in,
+    text_frames,
+    tune,
+)
 from .limits import UNCOUNTED_BYTES, Counters, RateLimiter, Share
 from .link import READ_BYTES, RECEIVE_BUFFER_BYTES, Link
 from .monitor import ConnectionMonitor, WatchedConnection
@@ -376,6 +385,7 @@ class TrioWebSocket:
         )
         self._watched = WatchedConnection(link=link, share=self._share)
         self._connection: trio_websocket.WebSocketConnection
+        self._frames: ClientFrames
         self._reader_ended = trio.Event()
         self._received = 0
         self._too_big: Shortened | None = None
@@ -407,9 +417,9 @@ class TrioWebSocket:
             self._monitor.counters.websockets -= opened
             self._intake.end()
             if opened:
-                # The library's tasks refer to it a while longer: the pieces of an unfinished
-                # message would wait minutes for the garbage collector.
-                self._connection._message_parts.clear()
+                # The library's tasks refer to them a while longer: they would wait minutes for
+                # the garbage collector.
+                self._frames.pieces.clear()
             self._share.close()
         if not opened:
             raise WebSocketClosed(ABNORMAL_CLOSURE, "the peer left during the handshake")
@@ -423,7 +433,7 @@ class TrioWebSocket:
             receive_buffer_size=RECEIVE_BUFFER_BYTES,
         )
         connection = await request.accept(subprotocol=self._handshake.subprotocol)
-        tune(connection._wsproto.connection)
+        self._frames = tune(connection._wsproto.connection)
         self._intake.open()
         return connection
 
@@ -500,9 +510,7 @@ class TrioWebSocket:
 
     def _too_big_comes(self, size_bytes: int, beginning: bytes) -> None:
         """Let `receive` report it, after the messages before, while the WebSocket stays open."""
-        parts = self._connection._message_parts
-        fragments = [it.encode("latin-1") if isinstance(it, str) else it for it in parts]
-        self._too_big = _shortened(size_bytes, [*fragments, beginning])
+        self._too_big = _shortened(size_bytes, [*self._frames.pieces, beginning])
         if self._is_too_big_next():
             self._getting.cancel()
 
