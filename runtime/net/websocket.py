@@ -20,19 +20,20 @@ messages, and text until `take` has seen all that the codec passed on. With piec
 saves over half of the CPU: 3.0 to 3.9 ms a second of PCM16, not 6.2 to 6.8. `text_frames` writes a
 server's messages: wsproto makes two copies more of each.
 
-`tune` replaces the two decoders of a connection's codec, by private names
+`tune` replaces the decoder of frames in a connection's codec, by private names
 (`tests/test_private_names.py`):
 
 - Unmasking works on eight bytes at a time.
-- wsproto checks UTF-8 piece by piece, and trio-websocket joins the decoded pieces; one emoji would
-  widen the whole string. So a piece that is not ASCII is passed on with a character for each byte
-  (Latin-1), and `message_of` decodes the joined message.
+- The pieces of an unfinished message are ours, to be told and to be let go of.
+- wsproto decodes text, and trio-websocket joins the decoded pieces; one emoji would widen the whole
+  string. So a piece that is not ASCII is passed on with a character for each byte (Latin-1), once
+  it is known to be UTF-8, and `message_of` decodes the joined message.
 
 How trio-websocket is used, and why:
 
 - It gets a handshake that we write from the checked head: its reader task fails on some heads (an
   odd `Host`), and loses bytes sent before the 101.
-- It reads 256 KiB at a time, and each connection gets our own decoders (`tune`).
+- It reads 256 KiB at a time, and each connection gets our own decoder (`tune`).
 - It sees no message above the limit: its own limit would end the WebSocket before the client can be
   told.
 - Its reader task lives in `TrioWebSocket.run` and cannot end a session, though it may raise.
@@ -45,6 +46,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from codecs import IncrementalDecoder, getincrementaldecoder
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, NoReturn
@@ -55,7 +58,14 @@ import trio
 import trio_websocket
 from wsproto.connection import SERVER, Connection
 from wsproto.events import CloseConnection
-from wsproto.frame_protocol import Frame, FrameDecoder, MessageDecoder, XorMaskerSimple
+from wsproto.frame_protocol import (
+    CloseReason,
+    Frame,
+    FrameDecoder,
+    Opcode,
+    ParseFailed,
+    XorMaskerSimple,
+)
 
 from protocol.values.digest import DIGEST_BYTES
 from protocol.values.utf8 import (
@@ -101,10 +111,7 @@ class Run(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """A text message in a single frame: its payload, masked, and where the frame ends.
-
-    `end` may lie beyond the bytes that are here.
-    """
+    """A text message in a single frame: its masked payload, up to `end`, which may not be here."""
 
     mask: bytes
     start: int
@@ -114,9 +121,9 @@ class Whole(NamedTuple):
 class FrameScanner:
     """Scans the bytes of one client, with messages of at most `message_bytes_max` in all frames.
 
-    `finished`: messages that have passed whole. `passed_bytes`: of the payload of the message in
-    progress; `message_bytes`: as its frames announced it. `is_too_big`: a message above the limit
-    came; no data pass now.
+    `finished`: messages that have passed whole, or were taken; `passed_bytes`: of the payload of
+    the message in progress; `message_bytes`: as its frames announced it. `is_too_big`: a message
+    above the limit came; no data pass now.
     """
 
     def __init__(self, message_bytes_max: int) -> None:
@@ -137,7 +144,7 @@ class FrameScanner:
         return max(self._left, 1)
 
     def whole(self, data: bytes, at: int, bytes_max: int) -> Whole | None:
-        """The message at a place in `data`, where the last run ended; `skip` takes it.
+        """The message at a place in `data`, where the last run ended; who takes it counts it.
 
         None for anything but a text message of one frame and at most `bytes_max`.
         """
@@ -150,10 +157,6 @@ class FrameScanner:
         if start - at != _payload_start(size):
             return None
         return Whole(data[start - _MASK_BYTES : start], start, start + size)
-
-    def skip(self) -> None:
-        """Count a whole message, whose bytes are not scanned."""
-        self.finished += 1
 
     def run(self, data: bytes, at: int, cost_max: float) -> Run:
         """Scan from `at`, where the last run ended, for at most `cost_max` (1 or more) messages."""
@@ -257,14 +260,13 @@ def text_frames(texts: Iterable[str]) -> bytes:
     return b"".join(parts)
 
 
-# -- decoders for wsproto --------------------------------------------------------------------------
+# -- the decoder for wsproto -----------------------------------------------------------------------
 
 
-def tune(connection: Connection) -> None:
-    """Give a server's connection our decoders, before it has read a frame."""
-    codec = connection._proto
-    codec._frame_decoder = FastFrameDecoder(client=False)
-    codec._message_decoder = BytewiseDecoder()
+def tune(connection: Connection) -> ClientFrames:
+    """Give a server's connection our decoder, before it has read a frame."""
+    decoder = connection._proto._frame_decoder = ClientFrames(client=False)
+    return decoder
 
 
 class FastMasker:
@@ -287,8 +289,18 @@ class FastMasker:
         return masked
 
 
-class FastFrameDecoder(FrameDecoder):
-    """Unmasks with `FastMasker`."""
+class ClientFrames(FrameDecoder):
+    """Unmasks with `FastMasker`, checks text, and gives a message's pieces once all are here.
+
+    `pieces`: those of the message in progress; whoever ends the connection clears them.
+    """
+
+    def __init__(self, *, client: bool) -> None:
+        super().__init__(client)
+        self.pieces = deque[bytes]()
+        self._opcode: Opcode | None = None
+        self._text: IncrementalDecoder | None = None
+        self._is_whole = False
 
     def parse_header(self) -> bool:
         """Read a frame's header, once it is complete."""
@@ -297,21 +309,40 @@ class FastFrameDecoder(FrameDecoder):
             self.masker = FastMasker(self.masker.process(bytearray(4)))  # type: ignore[assignment]
         return is_whole
 
+    def process_buffer(self) -> Frame | None:
+        """Return a control frame, or a piece of a whole message, or None; `ParseFailed`."""
+        while not self._is_whole:
+            frame = super().process_buffer()
+            if frame is None or frame.opcode.iscontrol():
+                return frame
+            self._hold(frame)
+        opcode, self._opcode = self._opcode or Opcode.CONTINUATION, None
+        payload = self.pieces.popleft()
+        self._is_whole = bool(self.pieces)
+        if self._text is not None and not payload.isascii():
+            payload = payload.decode("latin-1").encode()
+        return Frame(opcode, payload, frame_finished=True, message_finished=not self.pieces)
 
-class BytewiseDecoder(MessageDecoder):
-    """Checks text and passes it on with a character for each byte."""
-
-    def process_frame(self, frame: Frame) -> Frame:
-        """Check a piece of a message; raises `ParseFailed` if it is not UTF-8 or no piece."""
-        checked = super().process_frame(frame)
+    def _hold(self, frame: Frame) -> None:
+        """Check a piece of the message in progress, and keep it."""
+        if (frame.opcode is Opcode.CONTINUATION) != (self._opcode is not None):
+            raise ParseFailed(f"unexpected {frame.opcode!r}")
+        if self._opcode is None:
+            self._opcode = frame.opcode
+            self._text = getincrementaldecoder("utf-8")() if frame.opcode is Opcode.TEXT else None
         assert isinstance(frame.payload, bytes)
-        if not isinstance(checked.payload, str) or frame.payload.isascii():
-            return checked
-        return checked._replace(payload=frame.payload.decode("latin-1"))
+        self._is_whole = frame.frame_finished and bool(frame.message_finished)
+        if self._text is not None:
+            try:
+                self._text.decode(frame.payload, self._is_whole)
+            except UnicodeDecodeError as error:
+                why = CloseReason.INVALID_FRAME_PAYLOAD_DATA
+                raise ParseFailed(str(error), why) from None
+        self.pieces.append(frame.payload)
 
 
 def message_of(joined: str | bytes) -> str | bytes | Utf8Text:
-    """The message of `BytewiseDecoder`'s joined pieces: `str`, UTF-8 if large, or binary."""
+    """The message of `ClientFrames`' joined pieces: `str`, UTF-8 if large, or binary."""
     if isinstance(joined, bytes) or joined.isascii():
         return joined
     data = joined.encode("latin-1")
@@ -371,7 +402,7 @@ class Intake(trio.abc.Stream):
         self._opened = trio.Event()
         self._rest = b""
         self._missing_bytes = 0
-        self._scanner = FrameScanner(message_bytes_max)
+        self.scanner = FrameScanner(message_bytes_max)
         self._counters = counters
         self._on_too_big = on_too_big
         self._last_words = last_words
@@ -389,16 +420,6 @@ class Intake(trio.abc.Stream):
         """
         self.take = None
         self._on_too_big, self._last_words = lambda *_: None, bytes
-
-    @property
-    def messages(self) -> int:
-        """Messages that have been passed on whole."""
-        return self._scanner.finished
-
-    @property
-    def is_too_big(self) -> bool:
-        """Whether a message above the limit came: no other will be passed on."""
-        return self._scanner.is_too_big
 
     def open(self) -> None:
         """Let the bytes after `head` be read."""
@@ -435,7 +456,7 @@ class Intake(trio.abc.Stream):
 
     async def _read(self, bytes_max: int) -> bool:
         """Read more into `_rest`, and hold it nowhere else; False at the end."""
-        missing = max(self._missing_bytes, self._scanner.missing_bytes)
+        missing = max(self._missing_bytes, self.scanner.missing_bytes)
         self.link.expect(1 if self.is_closing else missing)
         most = UNCOUNTED_BYTES if self.share.budget.is_tight else max(READ_BYTES, missing)
         more = await self.link.receive_some(min(most, bytes_max))
@@ -466,8 +487,8 @@ class Intake(trio.abc.Stream):
         """Take whole messages off `_rest`, only small ones together; if none, see the next one."""
         data, at, messages = self._rest, 0, list[str]()
         whole = None
-        while self.take is not None and self.seen + len(messages) >= self._scanner.finished:
-            whole = self._scanner.whole(data, at, WHOLE_BYTES_MAX)
+        while self.take is not None and self.seen + len(messages) >= self.scanner.finished:
+            whole = self.scanner.whole(data, at, WHOLE_BYTES_MAX)
             is_small = whole is None or whole.end - at <= TOGETHER_BYTES_MAX
             if whole is None or whole.end > len(data) or len(messages) + 1 > most:
                 break
@@ -480,8 +501,8 @@ class Intake(trio.abc.Stream):
                 whole = None  # the codec tells the peer
                 break
             self._rate.take(1.0, whole.end - at)
-            self.share.finish(self._scanner.finished)
-            self._scanner.skip()
+            self.share.finish(self.scanner.finished)
+            self.scanner.finished += 1
             at, whole = whole.end, None
             if not is_small:
                 break
@@ -492,7 +513,7 @@ class Intake(trio.abc.Stream):
 
     async def _pass_on(self) -> bytes:
         """Take the bytes that the rate allows from `_rest`; return those for the codec."""
-        data, scanner = self._rest, self._scanner
+        data, scanner = self._rest, self.scanner
         finished, was_too_big = scanner.finished, scanner.is_too_big
         end, passes, cost = scanner.run(data, 0, min(MESSAGES_A_READ, self._rate.messages_left))
         self._rate.take(cost, end)
@@ -590,6 +611,7 @@ class TrioWebSocket:
         )
         self._watched = WatchedConnection(link=link, share=self._share)
         self._connection: trio_websocket.WebSocketConnection
+        self._frames: ClientFrames
         self._reader_ended = trio.Event()
         self._received = 0
         self._too_big: Shortened | None = None
@@ -621,9 +643,9 @@ class TrioWebSocket:
             self._monitor.counters.websockets -= opened
             self._intake.end()
             if opened:
-                # The library's tasks refer to it a while longer: the pieces of an unfinished
-                # message would wait minutes for the garbage collector.
-                self._connection._message_parts.clear()
+                # The library's tasks refer to them a while longer: they would wait minutes for
+                # the garbage collector.
+                self._frames.pieces.clear()
             self._share.close()
         if not opened:
             raise WebSocketClosed(ABNORMAL_CLOSURE, "the peer left during the handshake")
@@ -637,7 +659,7 @@ class TrioWebSocket:
             receive_buffer_size=RECEIVE_BUFFER_BYTES,
         )
         connection = await request.accept(subprotocol=self._handshake.subprotocol)
-        tune(connection._wsproto.connection)
+        self._frames = tune(connection._wsproto.connection)
         self._intake.open()
         return connection
 
@@ -653,7 +675,7 @@ class TrioWebSocket:
                 while not self._is_too_big_next() and (message is None or self._intake.is_closing):
                     message = await self._connection.get_message()
         except trio_websocket.ConnectionClosed:
-            if not self._intake.is_too_big:
+            if not self._intake.scanner.is_too_big:
                 raise self._closed() from None
         if message is None:
             self._too_big_reported = True
@@ -662,7 +684,8 @@ class TrioWebSocket:
         return message_of(message)
 
     def _is_too_big_next(self) -> bool:
-        return self._intake.is_too_big and self._received == self._intake.messages
+        scanner = self._intake.scanner
+        return scanner.is_too_big and self._received == scanner.finished
 
     def _saw(self) -> None:
         """Note that the session has seen all messages that it was given."""
@@ -714,9 +737,7 @@ class TrioWebSocket:
 
     def _too_big_comes(self, size_bytes: int, beginning: bytes) -> None:
         """Let `receive` report it, after the messages before, while the WebSocket stays open."""
-        parts = self._connection._message_parts
-        fragments = [it.encode("latin-1") if isinstance(it, str) else it for it in parts]
-        self._too_big = _shortened(size_bytes, [*fragments, beginning])
+        self._too_big = _shortened(size_bytes, [*self._frames.pieces, beginning])
         if self._is_too_big_next():
             self._getting.cancel()
 

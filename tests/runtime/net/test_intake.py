@@ -60,7 +60,7 @@ class Client:
             message_bytes_max=message_bytes_max,
             share=self.share,
             counters=self.counters,
-            on_too_big=lambda *_: self.too_big.append(self.intake.messages),
+            on_too_big=lambda *_: self.too_big.append(self.intake.scanner.finished),
             last_words=bytes,
         )
         self.intake.open()
@@ -70,7 +70,7 @@ class Client:
         read = 0
         while data := await self.intake.receive_some(262_144):
             self.passed.append((trio.current_time(), data))
-            while read < self.intake.messages:
+            while read < self.intake.scanner.finished:
                 self.share.release(read)
                 read += 1
         self.share.close()
@@ -120,7 +120,7 @@ def test_a_client_in_real_time_is_never_held_up() -> None:
 
     client = played(talk)
     assert client.counters.pauses == 0
-    assert client.intake.messages == 60 * 50 + 250
+    assert client.intake.scanner.finished == 60 * 50 + 250
     assert all(abs(at * 50 - round(at * 50)) < 1e-6 for at, _ in client.passed)
 
 
@@ -132,7 +132,7 @@ def test_a_flood_is_held_to_the_rate() -> None:
 
     client = played(flood)
     per_s = ALLOWED.messages_per_s_max
-    assert client.intake.messages == 5_000
+    assert client.intake.scanner.finished == 5_000
     for time_s in (0, 1, 5, 20):
         expected = per_s * (BURST_S + time_s)
         assert expected - 8 <= messages_by(client, time_s) <= expected + 1
@@ -172,7 +172,7 @@ def test_a_flood_of_bytes_is_held_to_the_rate() -> None:
     for time_s in (0, 1, 2, 3):
         got = sum(len(data) for at, data in client.passed if at <= time_s)
         assert got <= per_s * (BURST_S + time_s) + 1_100_000
-    assert client.intake.messages == 100
+    assert client.intake.scanner.finished == 100
 
 
 def test_a_flood_of_fragments_or_pings_is_held_to_the_rate() -> None:
@@ -250,7 +250,7 @@ def test_large_messages_share_their_room_and_all_come_in() -> None:
                 for client in clients:
                     nursery.start_soon(client.drain)
                     nursery.start_soon(send, client)
-        assert [client.intake.messages for client in clients] == [1] * 12
+        assert [client.intake.scanner.finished for client in clients] == [1] * 12
         assert 3 * LARGE_BYTES_MIN < max(held) <= 7 * LARGE_BYTES_MIN
         assert counters.receiving_bytes == 0
 
@@ -274,7 +274,7 @@ def test_room_comes_back_when_a_message_was_read() -> None:
                 await trio.sleep(1)
                 assert counters.receiving_bytes == 0
             await client.ours.aclose()
-        assert client.intake.messages == 5
+        assert client.intake.scanner.finished == 5
 
     on_virtual_time(run)
 
@@ -292,7 +292,7 @@ def test_small_messages_wait_for_no_video() -> None:
             for _ in range(5):
                 await client.ours.send_all(large_frame(LARGE_BYTES_MIN))
             await client.ours.aclose()
-        assert client.intake.messages == 5
+        assert client.intake.scanner.finished == 5
 
     on_virtual_time(run)
 

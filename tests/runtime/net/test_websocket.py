@@ -326,6 +326,10 @@ async def test_what_came_before_a_message_that_is_too_big_is_heard_first() -> No
         (raw_frame(PING, b"x" * 126), struct.pack("!H", 1002) + b"no frame of RFC 6455"),
         (raw_frame(CLOSE, b"x"), struct.pack("!H", 1002) + b"no frame of RFC 6455"),
         (raw_frame(CONTINUATION, b"x"), struct.pack("!H", 1002) + b"no frame of RFC 6455"),
+        (
+            raw_frame(TEXT, b"x", fin=False) + raw_frame(TEXT, b"x"),
+            struct.pack("!H", 1002) + b"no frame of RFC 6455",
+        ),
     ],
 )
 async def test_whoever_breaks_the_protocol_is_told_which_rule(data: bytes, close: bytes) -> None:
