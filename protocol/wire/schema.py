@@ -17,9 +17,20 @@ from ..values.modes import Mode
 from ..values.requests import Request
 from ..values.state import TRANSITIONS, SessionKind, session_kind_of
 from .dialects import DIALECTS, MODES_OF
-from .dialects.base import Dialect
 from .kinds import Kind
-from .table import REQUIRED, Either, Field, Items, Object, One, Row, Table, Variants, tables_in
+from .table import (
+    REQUIRED,
+    Dialect,
+    Either,
+    Field,
+    Items,
+    Object,
+    One,
+    Row,
+    Table,
+    Variants,
+    tables_in,
+)
 
 # -- The schema of a message, from the rows of its table (`protocol.wire`) ------------------------
 #

@@ -20,9 +20,8 @@ from protocol.values.model import SAMPLE_BYTES, SlidingWindow
 from protocol.values.modes import Mode
 from protocol.values.requests import Append, BadPicture, ClientMessage, Request
 from protocol.values.state import SessionKind, session_kind_of
-from protocol.wire.codec import Reading, Value, encode_base64, invalid, parse_frame
+from protocol.wire.codec import Context, Reading, Value, encode_base64, invalid, parse_frame
 from protocol.wire.dialects import DIALECTS, MODES_OF
-from protocol.wire.dialects.base import Context
 from protocol.wire.kinds import (
     FLAG,
     IMAGE_URL,

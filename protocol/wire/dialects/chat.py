@@ -22,14 +22,11 @@ from ...values.behaviour import ASKED_SPEECH, DUPLEX_TOOLS, SOUND_FILES
 from ...values.messages import Delta, Prefilled, Response, ToolCalled
 from ...values.openai import CancelResponse
 from .. import kinds as k
-from ..codec import Reading, Value, as_object, encode_base64, invalid
+from ..codec import Nested, Reading, Value, as_object, encode_base64, invalid, nested_in
 from ..dialects import shared
 from ..media import WAV_RATE_HZ_MAX, WAV_RATE_HZ_MIN, audio_s, check_image, read_audio
-from ..strict import Nested, nested_in
 from ..table import (
-    Constant,
     Field,
-    Items,
     Object,
     Row,
     Rule,
@@ -41,6 +38,7 @@ from ..table import (
     items,
     one,
     optional,
+    typed,
     variants,
 )
 from .shared import ASKED, INPUT_ID, PROMPT, SLICES, one_value, setting
@@ -81,7 +79,7 @@ def _schema(value: Value, _: Reading) -> str:
     return text
 
 
-_SCHEMA: Final = k.Kind(
+SCHEMA: Final = k.Kind(
     read=_schema,
     write=lambda schema: orjson.loads(schema) if schema else None,
     schema={"type": "object", "properties": {}},
@@ -93,13 +91,17 @@ def _not_strict(value: Value, _: Reading) -> None:
         raise invalid(value.path, "true, but the model's tokens are not constrained to a schema")
 
 
-_TOOL: Final = Table(
+DESCRIPTION: Final = Field(
+    "description", k.text(limits.TOOL_CHARS_MAX, holds=k.PROMPTED), "", omit=True
+)
+_TOOL: Final = typed(
     model.Tool,
+    "function",
     Object(
         "function",
         Field("name", NAME),
-        Field("description", k.text(limits.TOOL_CHARS_MAX, holds=k.PROMPTED), "", omit=True),
-        Field("parameters", _SCHEMA, "", omit=True, example={"type": "object"}),
+        DESCRIPTION,
+        Field("parameters", SCHEMA, "", omit=True, example={"type": "object"}),
         checked(
             "strict",
             k.Kind(read=_not_strict, schema={"type": "boolean", "const": False}),
@@ -108,11 +110,11 @@ _TOOL: Final = Table(
         is_required=True,
         closed=True,
     ),
-    tag={"type": "function"},
     closed=True,
 )
-CALL: Final = Table(
+CALL: Final = typed(
     model.ToolCall,
+    "function",
     Field("id", CALL_ID, example="call_0c9e41d7a355"),
     Object(
         "function",
@@ -121,7 +123,6 @@ CALL: Final = Table(
         is_required=True,
         closed=True,
     ),
-    tag={"type": "function"},
     closed=True,
 )
 CALLS: Final = items(variants("type", CALL), model.CALLS_MAX)
@@ -143,8 +144,9 @@ DUPLEX_TOOLS_ROW: Final = attrs.evolve(
     doc="What the model may call while the conversation goes on: functions that the client runs.",
 )
 """The tools of a duplex session."""
-TOOL_RESULT: Final = Table(
+TOOL_RESULT: Final = typed(
     model.ToolResult,
+    shared.TOOL_RESULT,
     Field(
         "tool_call_id",
         k.text(limits.CALL_ID_CHARS_MAX, 1),
@@ -159,22 +161,22 @@ TOOL_RESULT: Final = Table(
         example="half past nine",
         doc="Its result, as text.",
     ),
-    tag={"type": shared.TOOL_RESULT},
     doc="What a tool returned. The model is told with the next second of sound.",
 )
-STANDALONE: Final = Table(
+STANDALONE: Final = typed(
     rq.TellModel,
+    shared.STANDALONE,
     Field(
         "content",
         k.text(limits.INPUT_CHARS_MAX, 1, holds=k.USER_TEXT),
         attr="text",
         doc="What happened.",
     ),
-    tag={"type": shared.STANDALONE},
     doc="An event that answers no call. The model is told with the next second of sound.",
 )
-TOOL_CALL: Final = Table(
+TOOL_CALL: Final = typed(
     ToolCalled,
+    "response.tool_call.done",
     Field("session_id", k.TEXT),
     Field("tool_call_id", k.TEXT, attr="call.id", doc="Names the call, for its result."),
     Field("unit_index", k.INTEGER, attr="unit"),
@@ -185,7 +187,6 @@ TOOL_CALL: Final = Table(
         attr="call",
         is_required=True,
     ),
-    tag={"type": "response.tool_call.done"},
 )
 TOOLS_STATE: Final = Field(
     "tools",
@@ -199,55 +200,12 @@ DUPLEX_REQUESTS: Final[Mapping[rq.Request, Table]] = {
     rq.Request.TOOL_RESULT: TOOL_RESULT,
     rq.Request.STANDALONE: STANDALONE,
 }
-DUPLEX_TYPES: Final[Mapping[str, rq.Request]] = {
-    table.kind: request for request, table in DUPLEX_REQUESTS.items()
+COMMON_REQUESTS: Final[Mapping[rq.Request, Table]] = {
+    rq.Request.CLOSE: shared.CLOSE,
+    rq.Request.PLAYED: shared.PLAYED,
+    **DUPLEX_REQUESTS,
 }
-
-
-TOOL_TYPES: Final = (
-    *("function", "mcp", "web_search", "file_search", "code_interpreter", "image_generation"),
-    *("computer", "shell", "custom", "namespace", "tool_search", "programmatic_tool_calling"),
-    "apply_patch",
-)
-"""Those of the API; only a function is a client's own."""
-_PARAMETERS: Final = attrs.evolve(_SCHEMA, schema={"type": "object", "additionalProperties": {}})
-
-
-def _functions_of(types: tuple[str, ...], *more: Field) -> Items:
-    """The kind of an array of functions, whose type is one of several."""
-    table = Table(
-        model.Tool,
-        computed(
-            "type",
-            k.choice(types),
-            Constant("function"),
-            doc="Others than functions are left out." if more else "Always function.",
-        ),
-        Field("name", NAME),
-        Field("description", k.text(limits.TOOL_CHARS_MAX, holds=k.PROMPTED), "", omit=True),
-        Field("parameters", _PARAMETERS, "", omit=True, example={"type": "object"}),
-        *more,
-    )
-    return items(one(table), limits.TOOLS_MAX)
-
-
-SENT_FUNCTIONS: Final = _functions_of(TOOL_TYPES[:1])
-_ASKED: Final = _functions_of(TOOL_TYPES, checked("strict", k.FLAG, doc="Without effect."))
-
-
-def _functions(value: Value, at: Reading) -> tuple[model.Tool, ...]:
-    """Read functions, and leave out tools that a server would call by itself."""
-    found = [each for each in value.items(limits.TOOLS_MAX) if _is_function(each)]
-    return tuple(_ASKED.item.read(each, at) for each in found)
-
-
-def _is_function(tool: Value) -> bool:
-    kind = as_object(tool.value, tool.path).get("type") or "function"
-    return Value(path=f"{tool.path}.type", value=kind).choice(TOOL_TYPES) == "function"
-
-
-FUNCTIONS: Final = attrs.evolve(_ASKED, read=_functions)
-"""Functions of a session in OpenAI's realtime APIs: flat, where those of chat are nested."""
+"""Those that `realtime` and `duplex-v1` have alike."""
 
 
 def calls_of(message: rq.ChatMessage) -> tuple[model.ToolCall, ...]:
@@ -375,10 +333,11 @@ def _read_sound(value: Value, at: Reading) -> rq.AudioPart:
 
 
 _WORDS: Final = k.text(limits.CHAT_TEXT_CHARS_MAX, holds=k.USER_TEXT)
-_TEXT: Final = Table(rq.TextPart, Field("text", _WORDS), tag={"type": "text"})
-_IMAGE: Final = Table(rq.ImagePart, Field("data", k.IMAGE), tag={"type": "image"})
-_SOUND: Final = Table(
+_TEXT: Final = typed(rq.TextPart, "text", Field("text", _WORDS))
+_IMAGE: Final = typed(rq.ImagePart, "image", Field("data", k.IMAGE))
+_SOUND: Final = typed(
     rq.AudioPart,
+    "audio",
     Field(
         "sample_rate",
         k.integer(WAV_RATE_HZ_MIN, WAV_RATE_HZ_MAX),
@@ -397,14 +356,13 @@ _SOUND: Final = Table(
             holds=k.Holds("audio", "sound"),
         ),
     ),
-    tag={"type": "audio"},
     make=lambda values: values["data"],
 )
-_VIDEO: Final = Table(
+_VIDEO: Final = typed(
     rq.VideoPart,
+    "video",
     Field("data", k.VIDEO),
     Field("stack_frames", k.integer(1, limits.STACK_FRAMES_MAX), 1, omit=True),
-    tag={"type": "video"},
 )
 _PARTS: Final = items(variants("type", _TEXT, _IMAGE, _SOUND, _VIDEO), limits.CONTENTS_MAX, 1)
 
@@ -596,8 +554,9 @@ def _no_tools(value: Value, _: Reading) -> None:
         raise invalid(value.path, f"tools, but {_OF_TURNS}")
 
 
-_INIT: Final = Table(
+_INIT: Final = typed(
     rq.Init,
+    shared.SESSION_INIT,
     Object(
         "payload",
         Field("system_prompt", PROMPT, "", attr="instructions", also=("instructions",)),
@@ -611,23 +570,22 @@ _INIT: Final = Table(
         *ASKED,
         is_required=True,
     ),
-    tag={"type": shared.SESSION_INIT},
     lacks={"instructions": ""},
 )
-ASK: Final = Table(
+ASK: Final = typed(
     rq.Ask,
+    shared.INPUT_APPEND,
     Object("input", *ask_rows(is_enabled=True), is_required=True, rank=1),
     INPUT_ID,
-    tag={"type": shared.INPUT_APPEND},
     lacks={"record": True},
     where="a turn of realtime",
 )
 """A turn; its wish about the recording is in the init here."""
 RESPONSE_CANCEL: Final = "response.cancel"
-CANCEL: Final = Table(
+CANCEL: Final = typed(
     CancelResponse,
+    RESPONSE_CANCEL,
     optional("response_id", k.text(limits.INPUT_ID_CHARS_MAX, 1, holds=k.NAMED)),
-    tag={"type": RESPONSE_CANCEL},
     doc="End the answer that is under way; without one it has no effect.",
 )
 REQUESTS: Final[Mapping[rq.Request, Table]] = {
@@ -661,8 +619,9 @@ DELTAS: Final[Mapping[str, Table]] = {
     "text": _delta("text", Field("text", k.TEXT), pcm=b""),
     "audio": _delta("audio", Field("audio", k.SPEECH, attr="pcm"), text=""),
 }
-DONE: Final = Table(
+DONE: Final = typed(
     Response,
+    "response.done",
     Field("session_id", k.TEXT),
     *ANSWERED,
     Field("text", k.TEXT),
@@ -676,7 +635,6 @@ DONE: Final = Table(
         Field("generated_tokens", k.INTEGER, 0, attr="^generated_tokens"),
         attr="metrics",
     ),
-    tag={"type": "response.done"},
     lacks={"streaming": None, "recording_id": ""},
 )
 

@@ -29,11 +29,10 @@ from ...values.messages import Closed, Created, EndReason, Listen, ServerMessage
 from ...values.modes import Mode
 from ...values.openai import CancelResponse
 from ...values.requests import Append, Ask, ClientMessage, Init, Request
-from ..codec import Fields, Reading, as_object
+from ..codec import Context, Fields, Json, Reading, as_object
 from ..kinds import FLAG, INTEGER, SPEECH, TEXT, VOICE, Kind, input_sound, word_of
-from ..table import Field, Object, Row, Rule, Table, optional
+from ..table import Dialect, Field, Object, Row, Rule, Table, optional, typed
 from . import chat, shared
-from .base import Context, Dialect, Json
 
 FULL_DUPLEX: Final = "full_duplex"
 """The runtime mode of both `mode=video` and `mode=audio` (001, Modes)."""
@@ -59,8 +58,9 @@ def _voice_is_object(at: Reading) -> None:
         as_object(at.body["voice"], f"{at.path}.voice")
 
 
-_INIT: Final = Table(
+_INIT: Final = typed(
     Init,
+    shared.SESSION_INIT,
     Object(
         "payload",
         Rule(_voice_is_object),
@@ -85,12 +85,12 @@ _INIT: Final = Table(
         *shared.ASKED,
         is_required=True,
     ),
-    tag={"type": shared.SESSION_INIT},
     lacks={"config.deferred_finalize": True},
     where="this dialect",
 )
-_APPEND: Final = Table(
+_APPEND: Final = typed(
     Append,
+    shared.INPUT_APPEND,
     Object(
         "input",
         Field("audio", input_sound(1), attr="pcm"),
@@ -101,7 +101,6 @@ _APPEND: Final = Table(
         rank=1,
     ),
     shared.INPUT_ID,
-    tag={"type": shared.INPUT_APPEND},
 )
 
 # -- from the server ----------------------------------------------------------------------------
@@ -111,8 +110,9 @@ def _created(mode: str) -> Table:
     """Make the table of `session.created` for one of the runtime modes; it reads both."""
     modes = {FULL_DUPLEX: False, chat.TURN_BASED: True}
     word = word_of(modes, lambda is_chat: chat.TURN_BASED if is_chat else FULL_DUPLEX)
-    return Table(
+    return typed(
         Created,
+        shared.SESSION_CREATED,
         Field("session_id", TEXT),
         Field(
             "mode",
@@ -126,7 +126,6 @@ def _created(mode: str) -> Table:
         *shared.RECORDED,
         *([] if mode == chat.TURN_BASED else [chat.TOOLS_STATE]),
         chat.NO_METRICS,
-        tag={"type": shared.SESSION_CREATED},
     )
 
 
@@ -177,8 +176,9 @@ def _closed(values: dict[str, Any]) -> Closed:
     return Closed(reason="client", client_reason=word or None, **values)
 
 
-_CLOSED: Final = Table(
+_CLOSED: Final = typed(
     Closed,
+    shared.SESSION_CLOSED,
     Field("session_id", TEXT),
     Field(
         "reason",
@@ -193,15 +193,14 @@ _CLOSED: Final = Table(
         example="user_stop",
         doc="Why it ended. The client's own words, where it ended the session and gave any.",
     ),
-    tag={"type": shared.SESSION_CLOSED},
     make=_closed,
 )
-_USER_WORDS: Final = Table(
+_USER_WORDS: Final = typed(
     UserWords,
+    "session.input_transcript.delta",
     Field("delta", TEXT, attr="text"),
     Field("start_ms", INTEGER),
     Field("end_ms", INTEGER),
-    tag={"type": "session.input_transcript.delta"},
 )
 _CREATED: Final = _created(FULL_DUPLEX)
 _CHAT_CREATED: Final = _created(chat.TURN_BASED)
@@ -270,19 +269,6 @@ class Realtime(Dialect):
 
 REALTIME: Final = Realtime(
     "realtime",
-    {
-        shared.SESSION_INIT: Request.INIT,
-        shared.INPUT_APPEND: Request.APPEND,
-        shared.SESSION_CLOSE: Request.CLOSE,
-        shared.PLAYBACK_ACK: Request.PLAYED,
-        **chat.DUPLEX_TYPES,
-    },
-    {
-        Request.INIT: _INIT,
-        Request.APPEND: _APPEND,
-        Request.CLOSE: shared.CLOSE,
-        Request.PLAYED: shared.PLAYED,
-        **chat.DUPLEX_REQUESTS,
-    },
+    {Request.INIT: _INIT, Request.APPEND: _APPEND, **chat.COMMON_REQUESTS},
     (_CREATED, _LISTEN, chat.TOOL_CALL, chat.DONE, _USER_WORDS, _CLOSED, *shared.COMMON),
 )
