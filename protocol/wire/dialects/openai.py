@@ -328,7 +328,7 @@ AUDIO_MS_MAX: Final = 24 * 3600 * MS_PER_S
 """Longer than a session."""
 _AUTO: Final = only(("auto", "none"), "auto", "a response is part of the conversation")
 _ITEM_ID: Final = Field("item_id", ID, example=of.ITEM_EXAMPLE)
-_SINCE: Final = {"since": behaviour.RESPONSE_OPTIONS}
+_SINCE: Final = behaviour.RESPONSE_OPTIONS
 
 
 def request(cls: type, kind: str, *rows: Row) -> Table:
@@ -341,17 +341,17 @@ _RESPONSE: Final = Object(
     checked("conversation", _AUTO, "Must be auto here."),
     checked("input", of.empty("no other input"), EMPTY),
     checked("tools", of.TOOLS, "Without effect."),
-    optional("output_modalities", MODALITY, "modality", example=["text"], **_SINCE),
+    optional("output_modalities", MODALITY, "modality", example=["text"], since=_SINCE),
     optional(
         "instructions",
         PROMPT,
         doc="Until the model has its prompt, in place of the session's; then refused.",
-        **_SINCE,
+        since=_SINCE,
     ),
     setting(
-        "max_output_tokens", TOKENS, 0, attr="max_tokens", example=100, doc="Or inf.", **_SINCE
+        "max_output_tokens", TOKENS, 0, attr="max_tokens", example=100, doc="Or inf.", since=_SINCE
     ),
-    checked("tool_choice", _NO_CHOICE, "Without effect; another is refused.", **_SINCE),
+    checked("tool_choice", _NO_CHOICE, "Without effect; another is refused.", since=_SINCE),
     optional(
         "metadata",
         of.METADATA,
