@@ -3,7 +3,7 @@
 - Each has a file with its tables and its class: `realtime`, `duplex_v1`, `live`, `omni`
   (`vllm-omni`), `transcription` (two sets of names), `legacy` (both older ones) and `openai`
   (speech and transcription).
-- `shared`, `chat` and `openai_items` have the rows and messages of several dialects.
+- `shared`, `chat` and `openai_shared` have the rows and messages of several dialects.
 - `OPENING` is the dialect of `/v1/realtime` before the client's first init, which picks one for
   good. It knows the types of both `realtime` and `duplex-v1`, so that any first message is judged
   by the same table, and it has their common messages: queue events and errors.

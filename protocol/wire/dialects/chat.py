@@ -4,13 +4,12 @@
   shown to the model, and nothing is run. A schema is bounded and otherwise not read. Objects that
   describe a tool or a call are closed, so that a setting without effect is noticed.
 - *A turn* is `ask_rows`: its messages and settings.
-- The messages of `realtime` that only its mode=chat has.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
@@ -19,8 +18,7 @@ import orjson
 from ...values import limits, model
 from ...values import requests as rq
 from ...values.behaviour import ASKED_SPEECH, DUPLEX_TOOLS, SOUND_FILES
-from ...values.messages import Delta, Prefilled, Response, ToolCalled
-from ...values.openai import CancelResponse
+from ...values.messages import ToolCalled
 from .. import kinds as k
 from ..codec import Nested, Reading, Value, as_object, encode_base64, invalid, nested_in
 from ..dialects import shared
@@ -33,7 +31,6 @@ from ..table import (
     Table,
     Variants,
     checked,
-    computed,
     either,
     items,
     one,
@@ -41,7 +38,7 @@ from ..table import (
     typed,
     variants,
 )
-from .shared import ASKED, INPUT_ID, PROMPT, SLICES, one_value, setting
+from .shared import SLICES, one_value, setting
 
 TOOL_NAMED: Final = k.Holds("name", "name", model.TOOL_NAME)
 _NAME_RULE: Final = "a name of a tool has 1 to 64 letters, digits, _ and -"
@@ -526,141 +523,3 @@ def ask_rows(*, is_enabled: bool) -> tuple[Row, ...]:
         Field("enable_thinking", k.FLAG, False, attr="thinking", omit=True, rank=2),
         setting("use_tts_template", k.FLAG, False, attr="tts_template", rank=2),
     )
-
-
-# -- The messages of 001 that only mode=chat has; `realtime` describes and uses them --------------
-
-OUTPUT_DELTA: Final = "response.output.delta"
-TURN_BASED: Final = "turn_based"
-"""The runtime mode of `mode=chat` (001, Modes)."""
-_OF_TURNS: Final = "in chat each turn brings its own"
-STOP_REASONS: Final[tuple[model.StopReason, ...]] = (
-    "turn_end",
-    "length",
-    "interrupted",
-    "tool_calls",
-)
-
-# -- from the client ----------------------------------------------------------------------------
-
-
-def _nothing(name: str) -> Field:
-    """Make the row of a text that must be empty, as clients fill in unwanted fields."""
-    return checked(name, k.because(k.text(0), _OF_TURNS))
-
-
-def _no_tools(value: Value, _: Reading) -> None:
-    if value.items(limits.TOOLS_MAX):
-        raise invalid(value.path, f"tools, but {_OF_TURNS}")
-
-
-_INIT: Final = typed(
-    rq.Init,
-    shared.SESSION_INIT,
-    Object(
-        "payload",
-        Field("system_prompt", PROMPT, "", attr="instructions", also=("instructions",)),
-        Object("voice", _nothing("ref_audio_base64"), _nothing("tts_ref_audio_base64")),
-        Object("config", closed=f"not allowed: {_OF_TURNS}"),
-        checked(
-            "tools",
-            k.Kind(read=_no_tools, schema={"type": "array", "const": []}),
-            doc="Must be empty here.",
-        ),
-        *ASKED,
-        is_required=True,
-    ),
-    lacks={"instructions": ""},
-)
-ASK: Final = typed(
-    rq.Ask,
-    shared.INPUT_APPEND,
-    Object("input", *ask_rows(is_enabled=True), is_required=True, rank=1),
-    INPUT_ID,
-    lacks={"record": True},
-    where="a turn of realtime",
-)
-"""A turn; its wish about the recording is in the init here."""
-RESPONSE_CANCEL: Final = "response.cancel"
-CANCEL: Final = typed(
-    CancelResponse,
-    RESPONSE_CANCEL,
-    optional("response_id", k.text(limits.INPUT_ID_CHARS_MAX, 1, holds=k.NAMED)),
-    doc="End the answer that is under way; without one it has no effect.",
-)
-REQUESTS: Final[Mapping[rq.Request, Table]] = {
-    rq.Request.INIT: _INIT,
-    rq.Request.APPEND: ASK,
-    rq.Request.CANCEL: CANCEL,
-}
-
-# -- from the server ----------------------------------------------------------------------------
-
-ANSWERED: Final[tuple[Row, ...]] = (Field("response_id", k.TEXT), Field("input_id", k.TEXT, ""))
-"""The ids of an answer."""
-
-
-NO_METRICS: Final = computed("metrics", k.OBJECT, lambda _: {}, is_read=False)
-
-
-def _delta(kind: str, row: Field, **lacks: object) -> Table:
-    return Table(
-        Delta,
-        Field("session_id", k.TEXT),
-        *ANSWERED,
-        row,
-        NO_METRICS,
-        tag={"type": OUTPUT_DELTA, "kind": kind},
-        lacks=lacks,
-    )
-
-
-DELTAS: Final[Mapping[str, Table]] = {
-    "text": _delta("text", Field("text", k.TEXT), pcm=b""),
-    "audio": _delta("audio", Field("audio", k.SPEECH, attr="pcm"), text=""),
-}
-DONE: Final = typed(
-    Response,
-    "response.done",
-    Field("session_id", k.TEXT),
-    *ANSWERED,
-    Field("text", k.TEXT),
-    Field("audio", k.SPEECH, b"", attr="pcm", omit=True),
-    Field("reason", k.choice(STOP_REASONS), "turn_end"),
-    Field("tool_calls", MADE_CALLS, (), omit=True),
-    Object(
-        "metrics",
-        *shared.METRICS,
-        Field("input_tokens", k.INTEGER, 0, attr="^input_tokens"),
-        Field("generated_tokens", k.INTEGER, 0, attr="^generated_tokens"),
-        attr="metrics",
-    ),
-    lacks={"streaming": None, "recording_id": ""},
-)
-
-
-def encode_delta(delta: Delta) -> tuple[str, ...]:
-    """Write a piece of an answer: text first, then sound; one frame at least."""
-    text_frame = (DELTAS["text"].encode(delta),) if delta.text or not delta.pcm else ()
-    return (*text_frame, DELTAS["audio"].encode(delta)) if delta.pcm else text_frame
-
-
-def encode_response(response: Response) -> tuple[str, ...]:
-    """Write the end of a turn, after the last of a streamed answer's speech."""
-    if not response.pcm or not response.streaming:
-        return (DONE.encode(response),)
-    rest = Delta(
-        session_id=response.session_id,
-        response_id=response.response_id,
-        input_id=response.input_id,
-        pcm=response.pcm,
-    )
-    return (*encode_delta(rest), DONE.encode(attrs.evolve(response, pcm=b"")))
-
-
-FRAMES: Final[Mapping[type, Callable[[Any], tuple[str, ...]]]] = {
-    Prefilled: lambda _: (),
-    Delta: encode_delta,
-    Response: encode_response,
-}
-"""The frames of a turn, by class of message; the end of prefill has none."""

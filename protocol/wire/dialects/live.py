@@ -49,27 +49,8 @@ from ..table import (
     optional,
     typed,
 )
+from . import openai_shared as api
 from . import shared
-from .openai_shared import (
-    CALLED,
-    CLOSED,
-    EMPTY,
-    ERROR_CODES,
-    EVENT_ID,
-    NOWHERE,
-    OUTPUT,
-    REASONS,
-    SENT_FUNCTIONS,
-    TOOLS,
-    empty,
-    error_table,
-    ignored,
-    offered,
-    result_rows,
-    sound_of,
-    unsupported,
-    word,
-)
 from .shared import PROMPT, RECORD
 
 SESSION_START: Final = "session.start"
@@ -101,18 +82,18 @@ def _event_id(attr: str = "event_id") -> Field:
 def _rate(value: Value, at: Reading) -> int:
     found, coding = value.integer(), at.values.get("live.coding") or "audio/pcm"
     if coding != "audio/pcm" and found != model.G711_RATE_HZ:
-        raise unsupported(value.path, f"{found} Hz, {coding} has 8000")
+        raise api.unsupported(value.path, f"{found} Hz, {coding} has 8000")
     if coding == "audio/pcm" and found not in model.LIVE_RATES_HZ:
-        raise unsupported(value.path, f"{found} Hz, there are 24000 and 16000")
+        raise api.unsupported(value.path, f"{found} Hz, there are 24000 and 16000")
     return found
 
 
 RATE: Final = k.Kind(
     read=_rate, schema={"type": "integer", "enum": [*model.LIVE_RATES_HZ, model.G711_RATE_HZ]}
 )
-_NO_TRIGGERS: Final = empty("there are no decisions")
+_NO_TRIGGERS: Final = api.empty("there are no decisions")
 _TARGETS: Final = k.choice(("client", "responses"))
-_TARGET: Final = offered(
+_TARGET: Final = api.offered(
     k.choice(("client", "responses", "decisions")),
     "there are no decisions",
     "client",
@@ -129,13 +110,15 @@ def _delegation(attr: str, backend: str, names: str, **how: Any) -> Object:
         Object(
             "responses",
             Field("model", k.TEXT, "", attr=backend, omit=True, doc="In the session."),
-            Field("tools", TOOLS, nothing, attr=names, omit=True, doc=CALLED),
+            Field("tools", api.TOOLS, nothing, attr=names, omit=True, doc=api.CALLED),
             omit=True,
             doc="Of the model to which tasks would be delegated; other fields are ignored.",
         ),
-        ignored("acknowledgement_delay_ms", "Ignored: the model decides what it says meanwhile."),
+        api.ignored(
+            "acknowledgement_delay_ms", "Ignored: the model decides what it says meanwhile."
+        ),
         omit=True,
-        closed=CLOSED,
+        closed=api.CLOSED,
         doc="Who handles delegated tasks: calls of tools, with `responses`.",
     )
 
@@ -175,7 +158,7 @@ def _audio(coding: str, rate_hz: int, *more: Object) -> Object:
         Field("type", k.choice(model.CODINGS), coding, attr="live.coding"),
         Field("rate", RATE, rate_hz, attr="live.rate_hz"),
     )
-    return Object("audio", Object("format", *rows, closed=CLOSED), *more, closed=CLOSED)
+    return Object("audio", Object("format", *rows, closed=api.CLOSED), *more, closed=api.CLOSED)
 
 
 _START: Final = typed(
@@ -187,7 +170,9 @@ _START: Final = typed(
         _audio(
             "audio/pcm",
             model.LIVE_RATES_HZ[0],
-            Object("output", optional("voice", _VOICE, attr="ref_audio"), omit=True, closed=CLOSED),
+            Object(
+                "output", optional("voice", _VOICE, attr="ref_audio"), omit=True, closed=api.CLOSED
+            ),
         ),
         _delegation("live.delegation", "live.backend", "live.tools"),
         Field("input", items(one(_ITEM), HISTORY_MAX), (), attr="live.history", omit=True),
@@ -200,12 +185,12 @@ _START: Final = typed(
             omit=True,
         ),
         Field("store", RECORD.kind, True, attr="record", omit=True),
-        Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc=EMPTY),
+        Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc=api.EMPTY),
         is_required=True,
-        closed=CLOSED,
+        closed=api.CLOSED,
     ),
     _event_id("live.event_id"),
-    closed=CLOSED,
+    closed=api.CLOSED,
 )
 FORK_START: Final = typed(
     Init,
@@ -217,10 +202,10 @@ FORK_START: Final = typed(
         _delegation("live.delegation", "live.backend", "live.tools"),
         Field("store", RECORD.kind, True, attr="record", omit=True),
         is_required=True,
-        closed=CLOSED,
+        closed=api.CLOSED,
     ),
     _event_id("live.event_id"),
-    closed=CLOSED,
+    closed=api.CLOSED,
     lacks={"instructions": ""},
 )
 """The `session.start` of a fork, in which all else is as it was; an empty text or 0: this too."""
@@ -230,16 +215,14 @@ _UPDATE: Final = typed(
     Object(
         "session",
         _delegation(DROPPED, DROPPED, "tools", get=Constant("client")),
-        Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc=EMPTY),
+        Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc=api.EMPTY),
         is_required=True,
-        closed=CLOSED,
+        closed=api.CLOSED,
     ),
     _event_id(),
-    closed=CLOSED,
+    closed=api.CLOSED,
 )
-_CLOSE: Final = typed(
-    CloseRequest, shared.SESSION_CLOSE, ignored("event_id"), lacks={"reason": None}
-)
+_CLOSE: Final = typed(CloseRequest, shared.SESSION_CLOSE, api.ignored("event_id"))
 """It is honoured in every state, so nothing in it is refused."""
 REQUESTS: Final = {
     Request.INIT: _START,
@@ -250,31 +233,36 @@ REQUESTS: Final = {
         Field(
             "event_id", k.text(INPUT_ID_CHARS_MAX, holds=k.NAMED), "", attr=DROPPED, doc="Ignored."
         ),
-        closed=CLOSED,
+        closed=api.CLOSED,
     ),
-    Request.MUTE: typed(Mute, "session.input_audio.mute", _event_id(), closed=CLOSED),
-    Request.UNMUTE: typed(Unmute, "session.input_audio.unmute", _event_id(), closed=CLOSED),
+    Request.MUTE: typed(Mute, "session.input_audio.mute", _event_id(), closed=api.CLOSED),
+    Request.UNMUTE: typed(Unmute, "session.input_audio.unmute", _event_id(), closed=api.CLOSED),
     Request.UPDATE: _UPDATE,
     Request.TOOL_RESULT: typed(
         model.ToolResult,
         "response.item.create",
         Object(
             "item",
-            word("type", k.choice((OUTPUT,)), OUTPUT, "Always this.", example=OUTPUT),
-            *result_rows(),
-            *(ignored("id", holds=k.NAMED), ignored("status", holds=None), ignored("caller")),
+            api.word(
+                "type", k.choice((api.OUTPUT,)), api.OUTPUT, "Always this.", example=api.OUTPUT
+            ),
+            *api.result_rows(),
+            *(
+                api.ignored("id", holds=k.NAMED),
+                api.ignored("status", holds=None),
+                api.ignored("caller"),
+            ),
             is_required=True,
-            closed=CLOSED,
+            closed=api.CLOSED,
         ),
-        ignored("event_id"),
-        closed=CLOSED,
+        api.ignored("event_id"),
+        closed=api.CLOSED,
     ),
     Request.RESPOND: typed(
         Respond,
         "response.create",
-        ignored("event_id"),
-        lacks=dict.fromkeys(("metadata", "modality", "instructions")),
-        closed=CLOSED,
+        api.ignored("event_id"),
+        closed=api.CLOSED,
         doc="Without effect: the model goes on by itself after a result.",
     ),
     Request.CLOSE: _CLOSE,
@@ -319,22 +307,24 @@ _PLACE: Final = computed(
     example="position 1 of 1 in the queue, about 9 s",
     doc="The same for people.",
 )
-_QUEUED: Final = typed(ms.Queued, INFO, EVENT_ID, _one_of(QUEUED), _PLACE, lacks={"place": NOWHERE})
+_QUEUED: Final = typed(
+    ms.Queued, INFO, api.EVENT_ID, _one_of(QUEUED), _PLACE, lacks={"place": api.NOWHERE}
+)
 _MOVED: Final = typed(
-    ms.QueueUpdate, INFO, EVENT_ID, _one_of(QUEUED), _PLACE, lacks={"place": NOWHERE}
+    ms.QueueUpdate, INFO, api.EVENT_ID, _one_of(QUEUED), _PLACE, lacks={"place": api.NOWHERE}
 )
 _TURN: Final = "a slot is assigned: the session starts with session.start"
 _QUEUE_DONE: Final = typed(
     ms.QueueDone,
     INFO,
-    EVENT_ID,
+    api.EVENT_ID,
     _one_of(ASSIGNED),
     computed("message", k.TEXT, Constant(_TURN), example=_TURN, doc="The same for people."),
 )
 NOTICE: Final = typed(
     Notice,
     INFO,
-    EVENT_ID,
+    api.EVENT_ID,
     Field("code", k.choice(INFO_CODES)),
     Field("message", k.TEXT, attr="text"),
 )
@@ -372,7 +362,7 @@ _SESSION: Final = Object(
         Object(
             "responses",
             Field("model", k.TEXT, "", attr="backend"),
-            Field("tools", SENT_FUNCTIONS, (), omit=True, doc="Those in force."),
+            Field("tools", api.SENT_FUNCTIONS, (), omit=True, doc="Those in force."),
             omit=True,
             when=lambda message: message.live.delegation == "responses",
         ),
@@ -467,10 +457,10 @@ _DELEGATION: Final = (
     ),
 )
 _DELEGATED: Final = typed(
-    ms.ToolCalled, "session.delegation.created", EVENT_ID, *_DELEGATION, make=lambda _: None
+    ms.ToolCalled, "session.delegation.created", api.EVENT_ID, *_DELEGATION, make=lambda _: None
 )
 _EVENTS: Final = tuple(
-    typed(ms.ToolCalled, "response.event", EVENT_ID, *rows, make=_called)
+    typed(ms.ToolCalled, "response.event", api.EVENT_ID, *rows, make=_called)
     for rows in map(_event, range(6))
 )
 _SECOND: Final = k.Kind(
@@ -486,7 +476,7 @@ _UNTOLD: Final = {
 WORDS: Final = typed(
     ms.Speech,
     "session.output_transcript.delta",
-    EVENT_ID,
+    api.EVENT_ID,
     Field("delta", k.TEXT, attr="text"),
     Field("start_ms", k.INTEGER),
     computed(
@@ -503,7 +493,7 @@ WORDS: Final = typed(
 USER_WORDS: Final = typed(
     UserWords,
     "session.input_transcript.delta",
-    EVENT_ID,
+    api.EVENT_ID,
     Field("delta", k.TEXT, attr="text"),
     Field("start_ms", k.INTEGER),
     Field("end_ms", k.INTEGER),
@@ -524,7 +514,7 @@ def _silence(listen: ms.Listen) -> bytes:
     return compress(bytes(listen.silence_samples * model.SAMPLE16_BYTES), listen.coding)
 
 
-SPEECH: Final = _delta(ms.Speech, sound_of, text="", pcm=b"", end_of_turn=False)
+SPEECH: Final = _delta(ms.Speech, api.sound_of, text="", pcm=b"", end_of_turn=False)
 LISTEN: Final = _delta(ms.Listen, _silence)
 ANSWERS: Final = (
     _QUEUED,
@@ -533,7 +523,7 @@ ANSWERS: Final = (
     typed(
         ms.Created,
         SESSION_STARTED,
-        EVENT_ID,
+        api.EVENT_ID,
         _SESSION,
         _ANSWERED,
         lacks={"session_id": "", "prompt_length": 0, "recording": "off"},
@@ -544,13 +534,13 @@ ANSWERS: Final = (
     USER_WORDS,
     _DELEGATED,
     _EVENTS[0],
-    typed(Muted, "session.input_audio.muted", EVENT_ID, _ANSWERED),
-    typed(Unmuted, "session.input_audio.unmuted", EVENT_ID, _ANSWERED),
-    typed(Updated, "session.updated", EVENT_ID, _SESSION, _ANSWERED),
+    typed(Muted, "session.input_audio.muted", api.EVENT_ID, _ANSWERED),
+    typed(Unmuted, "session.input_audio.unmuted", api.EVENT_ID, _ANSWERED),
+    typed(Updated, "session.updated", api.EVENT_ID, _SESSION, _ANSWERED),
     typed(
         Usage,
         "session.usage.updated",
-        EVENT_ID,
+        api.EVENT_ID,
         Object("usage", Field("seconds", k.INTEGER)),
         Object("context_window", Field("usage_ratio", k.number(0, 1), attr="ratio", example=0.25)),
     ),
@@ -558,13 +548,13 @@ ANSWERS: Final = (
     typed(
         ms.Closed,
         shared.SESSION_CLOSED,
-        EVENT_ID,
-        Field("reason", k.word_of(_ENDS), get=shared.end_word(REASONS)),
+        api.EVENT_ID,
+        Field("reason", k.word_of(_ENDS), get=shared.end_word(api.REASONS)),
         _SESSION,
         Object("usage", Field("seconds", k.INTEGER)),
         lacks={"session_id": ""},
     ),
-    error_table(ERROR_CODES, "client_event_id"),
+    api.error_table(api.ERROR_CODES, "client_event_id"),
 )
 
 
@@ -575,7 +565,7 @@ class Live(Dialect):
         """Check every field of a client's message; a known event that is not offered is named."""
         kind = body.get("type")
         if request is Request.UNKNOWN and isinstance(kind, str) and kind in UNSUPPORTED:
-            raise unsupported("$.type", f"{kind}, which the model cannot do")
+            raise api.unsupported("$.type", f"{kind}, which the model cannot do")
         if request is Request.INIT and context.is_fork:
             return _with_rate(FORK_START.parse(body, context))
         message: ClientMessage = super().parse(request, body, context)

@@ -49,25 +49,9 @@ from ..table import (
     optional,
     typed,
 )
-from . import openai_shared as of
+from . import openai_shared as api
 from . import shared
 from .openai import CANCEL, CLEAR, ITEM_REQUESTS, SILENCE, THRESHOLD, request
-from .openai_shared import (
-    ANY,
-    ANY_EVENT_ID,
-    CALLED,
-    EMPTY,
-    EVENT_ID,
-    FUNCTIONS,
-    ID,
-    error_table,
-    ignored,
-    nothing,
-    null,
-    offered,
-    only,
-    unsupported,
-)
 from .shared import APPEND_SLICES, PLAYED_MS_MAX, PROMPT, RECORD, TOKEN, frames, setting
 
 OMNI_PREFIX: Final = "duplex-"
@@ -88,30 +72,30 @@ _DATA_URL: Final = "data:"
 
 
 def _modality(value: Value, _: Reading) -> str:
-    found = {each.choice(of.MODALITIES) for each in value.items(2)}
+    found = {each.choice(api.MODALITIES) for each in value.items(2)}
     return "audio" if "audio" in found or not found else "text"
 
 
 _MODALITY: Final = k.Kind(
     read=_modality,
     write=lambda modality: ["text"] if modality == "text" else ["audio", "text"],
-    schema={"type": "array", "items": {"type": "string", "enum": list(of.MODALITIES)}},
+    schema={"type": "array", "items": {"type": "string", "enum": list(api.MODALITIES)}},
 )
 _GA, _BOTH = ("output_modalities",), ["audio", "text"]
 _FORMATS: Final = ("pcm16", "pcm_s16le", "s16le")
 
 
-_FORMAT: Final = offered(k.TEXT, "sound is pcm16 here", *_FORMATS, type="string", const="pcm16")
+_FORMAT: Final = api.offered(k.TEXT, "sound is pcm16 here", *_FORMATS, type="string", const="pcm16")
 
 
 def _rate(rate_hz: int) -> k.Kind:
     what = f"there are only {rate_hz} Hz here"
-    return offered(ANY, what, rate_hz, type="integer", const=rate_hz)
+    return api.offered(api.ANY, what, rate_hz, type="integer", const=rate_hz)
 
 
 def _form(name: str, rate_hz: int) -> Object:
     """The form of sound in one direction, as OpenAI's GA API has it; ours is fixed."""
-    kind = only(CODINGS, "audio/pcm", "sound is pcm16 here")
+    kind = api.only(CODINGS, "audio/pcm", "sound is pcm16 here")
     rows = (checked("type", kind, "PCM16."), checked("rate", _rate(rate_hz), "Samples a second."))
     rate = checked("sample_rate_hz", _rate(rate_hz), "Samples a second.")
     return Object(name, Object("format", *rows, doc="Its form."), rate, doc="Sound.")
@@ -131,14 +115,16 @@ def _voice(value: Value, at: Reading) -> ReferenceAudio:
 _VOICE: Final = attrs.evolve(k.VOICE_OR_NAME, read=_voice)
 
 
-_NO_VOICE: Final = offered(
+_NO_VOICE: Final = api.offered(
     k.TEXT, "a voice has no name here, it is given as ref_audio", "", type="string", maxLength=0
 )
-_INTERRUPTS: Final = offered(
+_INTERRUPTS: Final = api.offered(
     k.FLAG, "detected speech interrupts the model", True, type="boolean", const=True
 )
-_VAD: Final = only(("server_vad", "semantic_vad"), "server_vad", "the model decides, or server_vad")
-_DETECTION: Final = of.detection(
+_VAD: Final = api.only(
+    ("server_vad", "semantic_vad"), "server_vad", "the model decides, or server_vad"
+)
+_DETECTION: Final = api.detection(
     one(
         Table(
             oa.TurnDetection,
@@ -159,7 +145,7 @@ _INIT: Final = typed(
         optional("modalities", _MODALITY, "omni.modality", also=_GA, example=_BOTH),
         Field("instructions", PROMPT, "", omit=True),
         optional("ref_audio", _VOICE, doc="A voice: base64 of a WAV, or a data URL."),
-        checked("voice", _NO_VOICE, EMPTY),
+        checked("voice", _NO_VOICE, api.EMPTY),
         checked("input_audio_format", _FORMAT, "PCM16."),
         checked("output_audio_format", _FORMAT, "PCM16."),
         checked("sample_rate_hz", _rate(INPUT_RATE_HZ), "Of the client's sound."),
@@ -186,12 +172,12 @@ _INIT: Final = typed(
             doc="Settings of the model.",
         ),
         RECORD,
-        Field("tools", FUNCTIONS, (), omit=True, since=DUPLEX_TOOLS, doc=CALLED),
-        *map(ignored, ("idle_timeout_s", "input_audio_transcription", "tracing", "speed")),
+        Field("tools", api.FUNCTIONS, (), omit=True, since=DUPLEX_TOOLS, doc=api.CALLED),
+        *map(api.ignored, ("idle_timeout_s", "input_audio_transcription", "tracing", "speed")),
         is_required=True,
         doc="The settings; others than these are ignored.",
     ),
-    ANY_EVENT_ID,
+    api.ANY_EVENT_ID,
 )
 
 
@@ -216,10 +202,10 @@ def _item_id(value: Value, _: Reading) -> str:
     return name.replace("item_resp_", "item_", 1) if name.startswith("item_resp_") else name
 
 
-_NAMES_ITEM: Final = attrs.evolve(ID, read=_item_id)
+_NAMES_ITEM: Final = attrs.evolve(api.ID, read=_item_id)
 _MS: Final = k.integer(0, PLAYED_MS_MAX)
-_NO_PROMPT: Final = offered(
-    ANY, "the model has its prompt already, and takes no other", "", type="string", maxLength=0
+_NO_PROMPT: Final = api.offered(
+    api.ANY, "the model has its prompt already, and takes no other", "", type="string", maxLength=0
 )
 REQUESTS: Final = {
     Request.INIT: _INIT,
@@ -231,8 +217,8 @@ REQUESTS: Final = {
         checked("sample_rate_hz", _rate(INPUT_RATE_HZ), "Of the sound."),
         frames("video_frames"),
         APPEND_SLICES,
-        *(ignored(name, holds=None) for name in ("is_speech", "duration_ms", "audio_end_ms")),
-        ANY_EVENT_ID,
+        *(api.ignored(name, holds=None) for name in ("is_speech", "duration_ms", "audio_end_ms")),
+        api.ANY_EVENT_ID,
         lacks={"input_id": None, "force_listen": False},
         where="vllm-omni",
     ),
@@ -241,7 +227,7 @@ REQUESTS: Final = {
         "input_audio_buffer.commit",
         optional("response_create", k.FLAG, "responds", also=("create_response",)),
         Field("is_speech", k.FLAG, True, omit=True),
-        ignored("final", holds=None),
+        api.ignored("final", holds=None),
     ),
     Request.RESPOND: request(
         oa.Respond,
@@ -250,8 +236,8 @@ REQUESTS: Final = {
             "response",
             optional("modalities", _MODALITY, "modality", also=_GA, example=_BOTH),
             checked("instructions", _NO_PROMPT, "Must be empty here.", example=""),
-            setting("max_output_tokens", of.TOKENS, 0, attr="max_tokens", example=100),
-            optional("metadata", of.METADATA, example={"trace": "3"}),
+            setting("max_output_tokens", api.TOKENS, 0, attr="max_tokens", example=100),
+            optional("metadata", api.METADATA, example={"trace": "3"}),
             omit=True,
             doc="Settings of this response; others than these are ignored.",
         ),
@@ -261,7 +247,7 @@ REQUESTS: Final = {
         om.BargeIn,
         "barge_in",
         checked("event", k.choice(("barge_in", "response.cancel")), "Of `turn.signal`, the same."),
-        ignored("payload"),
+        api.ignored("payload"),
     ),
     Request.CLEAR_OUTPUT: request(om.ClearOutput, "output_audio_buffer.clear"),
     Request.PLAYED: request(
@@ -269,7 +255,7 @@ REQUESTS: Final = {
         shared.PLAYBACK_ACK,
         Field("played_ms", _MS),
         optional("committed_ms", _MS),
-        optional("response_id", ID),
+        optional("response_id", api.ID),
         optional("item_id", _NAMES_ITEM),
         Field("truncate", k.FLAG, False, attr="truncates", omit=True),
     ),
@@ -277,7 +263,9 @@ REQUESTS: Final = {
     Request.REPORT: typed(
         Report,
         "session.event_ack",
-        ignored("server_event_seq", "The last event that arrived; kept in the log without effect."),
+        api.ignored(
+            "server_event_seq", "The last event that arrived; kept in the log without effect."
+        ),
     ),
     Request.CLEAR: CLEAR,
     **ITEM_REQUESTS,
@@ -384,7 +372,7 @@ _SESSION: Final = Object(
         doc="The same, as the GA API names it.",
     ),
     Field("instructions", k.TEXT),
-    null("voice"),
+    api.null("voice"),
     fixed("input_audio_format", "pcm16"),
     fixed("output_audio_format", "pcm16"),
     _facts("audio", "The form of sound in both directions.", _SOUND),
@@ -441,7 +429,7 @@ ERROR_CODES: Final = tuple(code for code in ErrorCode if code not in _NEVER)
 
 
 def _event(cls: type, kind: str, *rows: Row, **lacks: object) -> Table:
-    return typed(cls, kind, _NUMBER, EVENT_ID, *rows, lacks=lacks)
+    return typed(cls, kind, _NUMBER, api.EVENT_ID, *rows, lacks=lacks)
 
 
 def _numbered(table: Table, *rows: Row, kind: str = "") -> Table:
@@ -457,7 +445,7 @@ def _end_ms(speech: ms.Speech) -> int:
 
 
 _AUDIO: Final = _numbered(
-    of.SOUND,
+    api.SOUND,
     attrs.evolve(fixed("format", "pcm16"), rank=1),
     computed(
         "sample_rate_hz",
@@ -480,7 +468,7 @@ _AUDIO: Final = _numbered(
         doc="Where it stands.",
     ),
 )
-_WORDS: Final = _numbered(of.WORDS)
+_WORDS: Final = _numbered(api.WORDS)
 
 
 def _of_reply(table: Table) -> Table:
@@ -495,17 +483,17 @@ def _of_reply(table: Table) -> Table:
     return _numbered(table, row)
 
 
-_STEPS: Final = {kind: _numbered(table) for kind, table in of.STEPS.items()}
+_STEPS: Final = {kind: _numbered(table) for kind, table in api.STEPS.items()}
 _INPUTS: Final = {
-    kind: _numbered(of.INPUTS[kind]) for kind in ("committed", "cleared", "transcript_done")
+    kind: _numbered(api.INPUTS[kind]) for kind in ("committed", "cleared", "transcript_done")
 }
-_BETA: Final = _numbered(of.ITEMS["added"], kind="conversation.item.created")
+_BETA: Final = _numbered(api.ITEMS["added"], kind="conversation.item.created")
 _ITEMS: Final[Mapping[str, tuple[Table, ...]]] = {
     kind: (_numbered(table), *((_BETA,) if kind == "added" else ()))
-    for kind, table in of.ITEMS.items()
+    for kind, table in api.ITEMS.items()
 }
 """An item is added in two words: that of the GA API, and that of its beta."""
-_BEGAN, _DONE = _of_reply(of.BEGAN), _of_reply(of.DONE)
+_BEGAN, _DONE = _of_reply(api.BEGAN), _of_reply(api.DONE)
 _LISTEN: Final = _event(
     ms.Listen,
     "response.listen",
@@ -517,13 +505,13 @@ _LISTEN: Final = _event(
         doc="No response begins.",
     ),
     input_id="",
-    metrics=of.NO_METRICS,
+    metrics=api.NO_METRICS,
 )
 _CREATED: Final = typed(
     ms.Created,
     shared.SESSION_CREATED,
     _NUMBER,
-    EVENT_ID,
+    api.EVENT_ID,
     computed(
         "attachment_generation", k.integer(1, 1), lambda _: 1, doc="The client's first connection."
     ),
@@ -576,8 +564,8 @@ ANSWERS: Final = (
     _event(om.HeartbeatAck, "session.heartbeat_ack", Field("session_id", k.TEXT)),
     *_INPUTS.values(),
     *(table for tables in _ITEMS.values() for table in tables),
-    _numbered(of.DELETED),
-    _numbered(of.TRUNCATED),
+    _numbered(api.DELETED),
+    _numbered(api.TRUNCATED),
     _BEGAN,
     _event(
         om.Speaking,
@@ -590,11 +578,11 @@ ANSWERS: Final = (
     _WORDS,
     _LISTEN,
     _DONE,
-    _event(om.RateLimits, "rate_limits.updated", nothing("rate_limits")),
+    _event(om.RateLimits, "rate_limits.updated", api.nothing("rate_limits")),
     _event(om.OutputCleared, "output_audio_buffer.cleared", Field("response_id", k.TEXT)),
     _ACKNOWLEDGED,
     _CLOSED,
-    _numbered(error_table(ERROR_CODES, "event_id")),
+    _numbered(api.error_table(ERROR_CODES, "event_id")),
 )
 
 
@@ -605,7 +593,7 @@ class Omni(Dialect):
         """Check every field of a client's message; a known event that is not offered is named."""
         kind = body.get("type")
         if isinstance(kind, str) and kind in UNSUPPORTED:
-            raise unsupported("$.type", f"{kind}: the model takes no text in a conversation")
+            raise api.unsupported("$.type", f"{kind}: the model takes no text in a conversation")
         return super().parse(request, body, context)
 
     def encode(self, message: ms.ServerMessage) -> tuple[str, ...]:

@@ -46,25 +46,8 @@ from ..table import (
     optional,
     typed,
 )
-from . import openai_shared as of
+from . import openai_shared as api
 from . import shared
-from .openai_shared import (
-    ANY,
-    ANY_EVENT_ID,
-    CLOSED,
-    EMPTY,
-    EVENT_ID,
-    ID,
-    MODALITY,
-    TOKENS,
-    ignored,
-    null,
-    offered,
-    only,
-    unsupported,
-    until,
-    word,
-)
 from .shared import PROMPT, setting
 
 # -- the settings of a session --------------------------------------------------------------------
@@ -85,14 +68,16 @@ def _voice(value: Value, at: Reading) -> str:
 
 
 _VOICE: Final = attrs.evolve(_NAME, read=_voice)
-_NO_LENGTH: Final = offered(ANY, "the length of a response has no bound here", "inf")
-_INF: Final = until(behaviour.LENIENT_SETTINGS, _NO_LENGTH, TOKENS)
-_SPEED: Final = until(behaviour.LENIENT_SETTINGS, k.number(1, 1), k.number(0.25, 1.5))
+_NO_LENGTH: Final = api.offered(api.ANY, "the length of a response has no bound here", "inf")
+_INF: Final = api.until(behaviour.LENIENT_SETTINGS, _NO_LENGTH, api.TOKENS)
+_SPEED: Final = api.until(behaviour.LENIENT_SETTINGS, k.number(1, 1), k.number(0.25, 1.5))
 _EAGERNESS: Final = ("low", "medium", "high", "auto")
 _NO_SPEED: Final = "Without effect: the model decides how fast it speaks."
-_NO_PROMPT: Final = offered(ANY, "there are no stored prompts", {}, type="object", const={})
+_NO_PROMPT: Final = api.offered(api.ANY, "there are no stored prompts", {}, type="object", const={})
 _CHOICES: Final = k.choice(("auto", "none"))
-_NO_CHOICE: Final = offered(ANY, "the model has no tools", "auto", "none", **_CHOICES.schema)
+_NO_CHOICE: Final = api.offered(
+    api.ANY, "the model has no tools", "auto", "none", **_CHOICES.schema
+)
 _CHOICE: Final = k.Kind(
     read=lambda value, _: "none" if value.value == "none" else "auto", schema={}
 )
@@ -128,7 +113,7 @@ _SILENCE: Final = k.integer(100, SILENCE_MS_MAX)
 THRESHOLD: Final = setting("threshold", k.number(0, 1), 0.5, example=0.5)
 SILENCE: Final = setting("silence_duration_ms", _SILENCE, 500, attr="silence_ms", example=500)
 _PREFIX: Final = k.integer(0, SILENCE_MS_MAX)
-_NO_EAGERNESS: Final = only(_EAGERNESS, "auto", "the model decides when to answer", "medium")
+_NO_EAGERNESS: Final = api.only(_EAGERNESS, "auto", "the model decides when to answer", "medium")
 _DETECTION: Final = (
     Field("type", k.choice(("server_vad", "semantic_vad")), attr="kind"),
     THRESHOLD,
@@ -138,7 +123,7 @@ _DETECTION: Final = (
     Field("interrupt_response", k.FLAG, True, attr="interrupts"),
     checked(
         "eagerness",
-        until(behaviour.LENIENT_SETTINGS, _NO_EAGERNESS, k.choice(_EAGERNESS)),
+        api.until(behaviour.LENIENT_SETTINGS, _NO_EAGERNESS, k.choice(_EAGERNESS)),
         "Without effect: the model decides when to answer.",
     ),
 )
@@ -162,10 +147,7 @@ _SPOKEN_DETECTION: Final = Table(
     ),
 )
 _PLAIN_DETECTION: Final = Table(
-    oa.TurnDetection,
-    *_DETECTION,
-    ignored("idle_timeout_ms", "Ignored: no model speaks here."),
-    lacks={"backchannel_ms": None, "idle_ms": 0},
+    oa.TurnDetection, *_DETECTION, api.ignored("idle_timeout_ms", "Ignored: no model speaks here.")
 )
 """That of a session without a model that speaks."""
 _DOC_OF_INPUT: Final = "The client's sound."
@@ -175,8 +157,8 @@ def _input(transcription: Row, how: Table) -> Object:
     """The settings of the client's sound; those of its transcription differ."""
     rows = (
         _format("input_format"),
-        optional("turn_detection", of.detection(one(how)), attr="detection"),
-        ignored("noise_reduction", "Ignored: not offered here."),
+        optional("turn_detection", api.detection(one(how)), attr="detection"),
+        api.ignored("noise_reduction", "Ignored: not offered here."),
         transcription,
     )
     return Object("input", *rows, doc=_DOC_OF_INPUT)
@@ -201,15 +183,15 @@ def _sent_input(transcription: Row, how: Table) -> Object:
     """The client's sound as it is in force; its transcription is reported in two ways."""
     rows = (
         _sent_format("input_format"),
-        null("noise_reduction"),
+        api.null("noise_reduction"),
         transcription,
-        Field("turn_detection", of.detection(one(how)), None, attr="detection"),
+        Field("turn_detection", api.detection(one(how)), None, attr="detection"),
     )
     return Object("input", *rows, doc=_DOC_OF_INPUT)
 
 
 _TYPES: Final = ("realtime", "transcription")
-_OF_REALTIME: Final = only(_TYPES, "realtime", "transcription is for ?intent=transcription")
+_OF_REALTIME: Final = api.only(_TYPES, "realtime", "transcription is for ?intent=transcription")
 _TRANSCRIBES: Final = k.Kind(
     read=lambda value, _: as_object(value.value, value.path) is not None,
     write=lambda wanted: {} if wanted else None,
@@ -220,7 +202,7 @@ _CONFIGURE: Final = typed(
     shared.SESSION_UPDATE,
     Object(
         "session",
-        word(
+        api.word(
             "type",
             _OF_REALTIME,
             "realtime",
@@ -228,7 +210,7 @@ _CONFIGURE: Final = typed(
         ),
         checked("model", k.TEXT, "Ignored: the address names the model."),
         optional("instructions", PROMPT),
-        optional("output_modalities", MODALITY, "modality", example=["audio"]),
+        optional("output_modalities", api.MODALITY, "modality", example=["audio"]),
         Object(
             "audio",
             _input(
@@ -250,7 +232,7 @@ _CONFIGURE: Final = typed(
             ),
             doc="Sound in both directions.",
         ),
-        optional("tools", of.TOOLS, doc=of.CALLED),
+        optional("tools", api.TOOLS, doc=api.CALLED),
         optional(
             "tool_choice",
             _CHOICE,
@@ -263,14 +245,13 @@ _CONFIGURE: Final = typed(
             doc="false: no call is sent while another waits for its result.",
         ),
         checked("max_output_tokens", _INF, "Reported as `inf`."),
-        *map(ignored, ("include", "tracing", "truncation", "reasoning")),
-        checked("prompt", _NO_PROMPT, EMPTY),
+        *map(api.ignored, ("include", "tracing", "truncation", "reasoning")),
+        checked("prompt", _NO_PROMPT, api.EMPTY),
         is_required=True,
-        closed=CLOSED,
+        closed=api.CLOSED,
         doc="The settings to change.",
     ),
-    ANY_EVENT_ID,
-    lacks={"is_undetected": False, "transcriber": None},
+    api.ANY_EVENT_ID,
 )
 _TRANSCRIBER: Final = k.Kind(
     read=lambda *_: None, schema={"type": "object", "additionalProperties": {"type": "string"}}
@@ -284,7 +265,7 @@ _SESSION: Final = Object(
     Field("model", k.TEXT),
     Field("expires_at", k.INTEGER),
     Field("instructions", k.TEXT),
-    Field("output_modalities", MODALITY, attr="modality", example=["audio"]),
+    Field("output_modalities", api.MODALITY, attr="modality", example=["audio"]),
     Object(
         "audio",
         _sent_input(
@@ -307,7 +288,7 @@ _SESSION: Final = Object(
         ),
         doc="Sound in both directions.",
     ),
-    Field("tools", of.SENT_FUNCTIONS, (), doc="Functions that the model may call."),
+    Field("tools", api.SENT_FUNCTIONS, (), doc="Functions that the model may call."),
     Field(
         "tool_choice",
         _CHOICES,
@@ -317,7 +298,7 @@ _SESSION: Final = Object(
     setting("parallel_tool_calls", k.FLAG, True, attr="is_parallel", doc="false, or absent."),
     fixed("max_output_tokens", "inf"),
     fixed("truncation", "auto"),
-    *map(null, ("tracing", "prompt", "include")),
+    *map(api.null, ("tracing", "prompt", "include")),
     attr="openai",
     doc=_IN_FORCE,
 )
@@ -326,22 +307,22 @@ _SESSION: Final = Object(
 
 AUDIO_MS_MAX: Final = 24 * 3600 * MS_PER_S
 """Longer than a session."""
-_AUTO: Final = only(("auto", "none"), "auto", "a response is part of the conversation")
-_ITEM_ID: Final = Field("item_id", ID, example=of.ITEM_EXAMPLE)
+_AUTO: Final = api.only(("auto", "none"), "auto", "a response is part of the conversation")
+_ITEM_ID: Final = Field("item_id", api.ID, example=api.ITEM_EXAMPLE)
 _SINCE: Final = behaviour.RESPONSE_OPTIONS
 
 
 def request(cls: type, kind: str, *rows: Row) -> Table:
     """Make the table of a client's event, which may have an id."""
-    return typed(cls, kind, *rows, ANY_EVENT_ID)
+    return typed(cls, kind, *rows, api.ANY_EVENT_ID)
 
 
 _RESPONSE: Final = Object(
     "response",
     checked("conversation", _AUTO, "Must be auto here."),
-    checked("input", of.empty("no other input"), EMPTY),
-    checked("tools", of.TOOLS, "Without effect."),
-    optional("output_modalities", MODALITY, "modality", example=["text"], since=_SINCE),
+    checked("input", api.empty("no other input"), api.EMPTY),
+    checked("tools", api.TOOLS, "Without effect."),
+    optional("output_modalities", api.MODALITY, "modality", example=["text"], since=_SINCE),
     optional(
         "instructions",
         PROMPT,
@@ -349,12 +330,18 @@ _RESPONSE: Final = Object(
         since=_SINCE,
     ),
     setting(
-        "max_output_tokens", TOKENS, 0, attr="max_tokens", example=100, doc="Or inf.", since=_SINCE
+        "max_output_tokens",
+        api.TOKENS,
+        0,
+        attr="max_tokens",
+        example=100,
+        doc="Or inf.",
+        since=_SINCE,
     ),
     checked("tool_choice", _NO_CHOICE, "Without effect; another is refused.", since=_SINCE),
     optional(
         "metadata",
-        of.METADATA,
+        api.METADATA,
         example={"client_event_id": "evt_1"},
         doc="Returned with the response.",
     ),
@@ -365,8 +352,8 @@ ITEM_REQUESTS: Final = {
     Request.CREATE_ITEM: request(
         oa.CreateItem,
         "conversation.item.create",
-        Field("item", of.ASKED_ITEM),
-        optional("previous_item_id", ID, "previous_id"),
+        Field("item", api.ASKED_ITEM),
+        optional("previous_item_id", api.ID, "previous_id"),
     ),
     Request.DELETE_ITEM: request(oa.DeleteItem, "conversation.item.delete", _ITEM_ID),
     Request.RETRIEVE_ITEM: request(oa.RetrieveItem, "conversation.item.retrieve", _ITEM_ID),
@@ -379,7 +366,7 @@ ITEM_REQUESTS: Final = {
     ),
 }
 CLEAR: Final = request(oa.ClearSound, "input_audio_buffer.clear")
-CANCEL: Final = request(oa.CancelResponse, "response.cancel", optional("response_id", ID))
+CANCEL: Final = request(oa.CancelResponse, "response.cancel", optional("response_id", api.ID))
 _SOUND_REQUESTS: Final = {
     Request.APPEND: request(
         AppendSound, shared.AUDIO_APPEND, Field("audio", k.PIECE, attr="pcm16")
@@ -400,7 +387,7 @@ _REQUESTS: Final = {
 _NEVER: Final = frozenset({ErrorCode.INVALID_EVENT, ErrorCode.WORKER_CONNECT_FAILED})
 """Every event has its place at all times, and the model is opened in a session that is there."""
 ERROR_CODES: Final = (
-    *(code for code in of.ERROR_CODES if code not in _NEVER),
+    *(code for code in api.ERROR_CODES if code not in _NEVER),
     *(code for code in ErrorCode if code in OPENAI_ERRORS),
     *(ErrorCode.INVALID_JSON, ErrorCode.INVALID_FRAME, ErrorCode.BUFFER_FULL),
 )
@@ -428,7 +415,7 @@ def _wait(queued: ms.Queued) -> tuple[oa.RateLimit]:
 _WAITS: Final = typed(
     ms.Queued,
     _RATE_LIMITS,
-    EVENT_ID,
+    api.EVENT_ID,
     Field(
         "rate_limits",
         _LIMITS,
@@ -436,13 +423,13 @@ _WAITS: Final = typed(
         get=_wait,
         doc="One: of sessions, or of the tokens of the model's context.",
     ),
-    lacks={"place": of.NOWHERE},
+    lacks={"place": api.NOWHERE},
 )
 """The session waits for its slot: all SDKs know this event, and none fails at it."""
 _LEFT: Final = typed(
     oa.RateLimit,
     _RATE_LIMITS,
-    EVENT_ID,
+    api.EVENT_ID,
     Field("rate_limits", _LIMITS, attr="limits", get=lambda left: (left,), doc="The same."),
     make=lambda values: values["limits"][0],
 )
@@ -452,8 +439,8 @@ def _of_session(session: Object) -> tuple[Table, Table]:
     """The tables of `session.created` and `session.updated`."""
     created = {"session_id": "", "prompt_length": 0, "recording": "off"}
     return (
-        typed(ms.Created, shared.SESSION_CREATED, EVENT_ID, session, lacks=created),
-        typed(oa.Configured, "session.updated", EVENT_ID, session),
+        typed(ms.Created, shared.SESSION_CREATED, api.EVENT_ID, session, lacks=created),
+        typed(oa.Configured, "session.updated", api.EVENT_ID, session),
     )
 
 
@@ -463,7 +450,7 @@ _ANSWERS: Final = (
     typed(
         oa.ConversationCreated,
         "conversation.created",
-        EVENT_ID,
+        api.EVENT_ID,
         Object(
             "conversation",
             Field("id", k.TEXT, example="conv_7b20d9c3a415"),
@@ -472,16 +459,16 @@ _ANSWERS: Final = (
         ),
     ),
     *_of_session(_SESSION),
-    *of.INPUTS.values(),
-    *of.ITEMS.values(),
-    of.DELETED,
-    of.TRUNCATED,
-    of.BEGAN,
-    *of.STEPS.values(),
-    of.WORDS,
-    of.SOUND,
-    of.DONE,
-    of.error_table(ERROR_CODES, "event_id"),
+    *api.INPUTS.values(),
+    *api.ITEMS.values(),
+    api.DELETED,
+    api.TRUNCATED,
+    api.BEGAN,
+    *api.STEPS.values(),
+    api.WORDS,
+    api.SOUND,
+    api.DONE,
+    api.error_table(ERROR_CODES, "event_id"),
 )
 
 # -- a transcription session ----------------------------------------------------------------------
@@ -490,7 +477,7 @@ _NO_HINT: Final = "Without effect: the model transcribes what it hears, without 
 _HINTS: Final = ("prompt", "keywords")
 _PLAIN_HINTS: Final = ("language", "languages", "delay")
 """Nothing in them is the client's own."""
-_OF_TRANSCRIPTION: Final = only(_TYPES, "transcription", "the address asks for transcription")
+_OF_TRANSCRIPTION: Final = api.only(_TYPES, "transcription", "the address asks for transcription")
 _MODEL: Final = optional(
     "model", k.TEXT, "transcriber", example="tiny", doc="One of the server's models."
 )
@@ -499,15 +486,15 @@ _TRANSCRIPTION_CONFIGURE: Final = typed(
     shared.SESSION_UPDATE,
     Object(
         "session",
-        word("type", _OF_TRANSCRIPTION, "transcription", "Must be transcription here."),
+        api.word("type", _OF_TRANSCRIPTION, "transcription", "Must be transcription here."),
         Object(
             "audio",
             _input(
                 Object(
                     "transcription",
                     _MODEL,
-                    *(ignored(name, _NO_HINT) for name in _HINTS),
-                    *(ignored(name, _NO_HINT, holds=None) for name in _PLAIN_HINTS),
+                    *(api.ignored(name, _NO_HINT) for name in _HINTS),
+                    *(api.ignored(name, _NO_HINT, holds=None) for name in _PLAIN_HINTS),
                     omit=True,
                     doc="The model, and hints for it.",
                 ),
@@ -515,22 +502,17 @@ _TRANSCRIPTION_CONFIGURE: Final = typed(
             ),
             doc="Sound.",
         ),
-        ignored("include"),
+        api.ignored("include"),
         is_required=True,
-        closed=CLOSED,
+        closed=api.CLOSED,
         doc="The settings to change.",
     ),
-    ANY_EVENT_ID,
-    lacks={
-        **dict.fromkeys(("transcribes", "instructions", "voice", "modality", "output_format")),
-        **dict.fromkeys(("tools", "tool_choice", "is_parallel")),
-        "is_undetected": False,
-    },
+    api.ANY_EVENT_ID,
 )
 _SOUND: Final = Table(
     oa.Part,
     fixed("type", "input_audio"),
-    attrs.evolve(null("transcript"), omit=True),
+    attrs.evolve(api.null("transcript"), omit=True),
     make=lambda _: oa.Part(kind="input_audio"),
 )
 
@@ -557,7 +539,7 @@ _TRANSCRIPTION_SESSION: Final = Object(
         ),
         doc="Sound.",
     ),
-    null("include"),
+    api.null("include"),
     attr="openai",
     doc=_IN_FORCE,
 )
@@ -566,8 +548,8 @@ _ITEM: Final = Field(
     one(
         Table(
             oa.Item,
-            Field("id", k.TEXT, example=of.ITEM_EXAMPLE),
-            of.OBJECT,
+            Field("id", k.TEXT, example=api.ITEM_EXAMPLE),
+            api.OBJECT,
             fixed("type", "message"),
             fixed("role", "user"),
             fixed("status", "completed"),
@@ -587,11 +569,11 @@ TRANSCRIPTION_CODES: Final = tuple(it for it in ERROR_CODES if it not in _NEVER_
 _TRANSCRIPTION_ANSWERS: Final = (
     _WAITS,
     *_of_session(_TRANSCRIPTION_SESSION),
-    *(table for kind, table in of.INPUTS.items() if kind != "timeout_triggered"),
-    *of.by_kind(
-        oa.ItemStep, "conversation.item", added=(of.PREVIOUS, _ITEM), done=(of.PREVIOUS, _ITEM)
+    *(table for kind, table in api.INPUTS.items() if kind != "timeout_triggered"),
+    *api.by_kind(
+        oa.ItemStep, "conversation.item", added=(api.PREVIOUS, _ITEM), done=(api.PREVIOUS, _ITEM)
     ).values(),
-    of.error_table(TRANSCRIPTION_CODES, "event_id"),
+    api.error_table(TRANSCRIPTION_CODES, "event_id"),
 )
 
 # -- both -----------------------------------------------------------------------------------------
@@ -610,7 +592,7 @@ class OpenAI(Dialect):
         """Check every field of a client's message; a known event that is not offered is named."""
         kind = body.get("type")
         if isinstance(kind, str) and kind in KNOWN and kind not in self.types:
-            raise unsupported("$.type", f"{kind}, which is not served here")
+            raise api.unsupported("$.type", f"{kind}, which is not served here")
         message = super().parse(request, body, context)
         match message:
             case oa.Configure():
@@ -641,19 +623,19 @@ class OpenAI(Dialect):
     def _tables(self, message: ms.ServerMessage) -> tuple[Table, ...]:
         match message:
             case ms.Speech():
-                words = (of.WORDS,) if message.text else ()
-                return (*words, of.SOUND) if message.pcm or not words else words
+                words = (api.WORDS,) if message.text else ()
+                return (*words, api.SOUND) if message.pcm or not words else words
             case oa.ReplyStep():
-                return (of.STEPS[message.kind],)
+                return (api.STEPS[message.kind],)
             case oa.InputStep():
-                return (of.INPUTS[message.kind],)
+                return (api.INPUTS[message.kind],)
             case oa.ItemStep():
-                return (of.ITEMS[message.kind],)
+                return (api.ITEMS[message.kind],)
             case oa.ReplyState():
-                return (of.BEGAN if message.reply.status == "in_progress" else of.DONE,)
+                return (api.BEGAN if message.reply.status == "in_progress" else api.DONE,)
             case ms.Queued() | ms.QueueUpdate() if message.is_for_openai:
                 return (_WAITS,)
-            case ms.Closed(reason=reason) if reason not in of.REASONS:
+            case ms.Closed(reason=reason) if reason not in api.REASONS:
                 raise LocalProtocolError(f"no end for {reason}: it is never sent")
             case ms.Closed() | ms.Queued() | ms.QueueUpdate() | ms.QueueDone():
                 return ()
@@ -672,8 +654,8 @@ class OpenAI(Dialect):
 def _check_parts(item: oa.Item) -> None:
     """Refuse a part that an item of its role cannot have."""
     for number, part in enumerate(item.parts):
-        if part.kind not in of.PARTS_OF[item.role]:
-            kinds = ", ".join(of.PARTS_OF[item.role])
+        if part.kind not in api.PARTS_OF[item.role]:
+            kinds = ", ".join(api.PARTS_OF[item.role])
             path = f"$.item.content[{number}].type"
             raise invalid(path, f"{part.kind}, an item of the {item.role} has {kinds}")
         if part.kind == "input_image" and not part.picture:
