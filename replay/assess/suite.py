@@ -46,8 +46,8 @@ from protocol.values.model import INPUT_RATE_HZ
 from recorder.format.errors import RecorderError
 from recorder.read.reader import LogReader
 from recorder.write.files import new_file
-from runtime.measures.conversation import TICK_HZ, Conversation, Span, Turns, ns_of
-from runtime.measures.placing import Sound, time_of
+from runtime.measures.conversation import Conversation, Turns
+from runtime.measures.placing import TICK_HZ, Sound, Span, ns_of, time_of
 from runtime.measures.talk import UserSound, UserSpeech
 
 from ..eval.evaluate import Row

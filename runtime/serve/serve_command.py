@@ -37,7 +37,7 @@ from ..settings import sources
 from ..settings.extras import install
 from ..settings.settings import NO_TRANSCRIBER, Settings, shown
 from ..telemetry.logs import announce, configure
-from .gateways import read_gateway
+from .relay import read_gateway
 
 if TYPE_CHECKING:
     from ..api.views import LoadViewer
