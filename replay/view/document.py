@@ -196,8 +196,9 @@ def _difference(one: Open, other: Open, _name: str) -> dict[str, Json]:
         report = compare(a.head.fields, a, b.head.fields, b)
     first = report.first
     return {
-        "first": first
-        and {
+        "first": None
+        if first is None
+        else {
             "what": first.what,
             "index": first.index,
             "fields": first.fields,
