@@ -11,7 +11,7 @@ A rule that spans fields is a function, called at the place of its `Rule` among 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, ClassVar, Final, get_type_hints
 
@@ -540,6 +540,8 @@ class Dialect:
         answers: the server's; of several with one class or type the first is used.
         types: other types of client messages, and their kinds of request.
         more: messages that only other servers send.
+        choose: how the tables of a message are chosen, of a class that has several, or none.
+        unserved: types of messages that are not offered, and what their error says of them.
     """
 
     def __init__(
@@ -547,15 +549,20 @@ class Dialect:
         name: str,
         requests: Mapping[Request, Table],
         answers: tuple[Table, ...],
+        *,
         types: Mapping[str, Request] | None = None,
         more: tuple[Table, ...] = (),
+        choose: Mapping[type, Callable[[Any], Sequence[Table]]] | None = None,
+        unserved: Mapping[str, str] | None = None,
     ) -> None:
         self.name: Final = name
         own = {table.kind: request for request, table in requests.items() if table.kind}
         self.types: Final[Mapping[str, Request]] = {**own, **(types or {})}
         self._requests = requests
         self._answers = answers
-        self._written = {table.cls: table for table in (*answers[::-1], *requests.values())}
+        self._choose, self._unserved = choose or {}, unserved or {}
+        written = (*answers[::-1], *requests.values())
+        self._written = {cls: table for table in written for cls in table.classes}
         self._read = {table.kind: table for table in (*more, *answers[::-1])}
 
     @property
@@ -587,23 +594,28 @@ class Dialect:
         `FieldError` names the path, the value's kind and the limit.
         """
         if request not in self._requests:
+            kind = body.get("type")
+            if isinstance(kind, str) and kind in self._unserved:
+                raise FieldError(ErrorCode.UNSUPPORTED, f"$.type: {kind}{self._unserved[kind]}")
             raise refusal(request, body)
         message: ClientMessage = self._requests[request].parse(body, context)
         return message
 
     def encode(self, message: ServerMessage) -> tuple[str, ...]:
         """Write a server's message as frames, in order; `LocalProtocolError` if it has none."""
-        return (self.encode_one(message),)
+        choose = self._choose.get(type(message))
+        if choose is not None:
+            return tuple([table.encode(message) for table in choose(message)])
+        table = self._written.get(type(message))
+        if table is None:
+            raise no_frame(self, message)
+        return (table.encode(message),)
 
     def encode_request(self, message: ClientMessage) -> str:
         """Write a client's message as a frame.
 
         `LocalProtocolError` if the dialect has no frame for it, or no field for a part.
         """
-        return self.encode_one(message)
-
-    def encode_one(self, message: ClientMessage | ServerMessage) -> str:
-        """Write a message by the table of its class; raises as `encode_request`."""
         table = self._written.get(type(message))
         if table is None:
             raise no_frame(self, message)

@@ -132,16 +132,6 @@ ERROR_CODES: Final = tuple(
     if code not in errors.TRANSCRIPTION_ERRORS | errors.OPENAI_ERRORS
     or code is errors.ErrorCode.MODEL_NOT_FOUND
 )
-NOWHERE: Final = ms.QueuePlace(position=0, estimated_wait_s=0, ticket_id="", queue_length=0)
-REASONS: Final[Mapping[ms.EndReason, str]] = {
-    "client": "close_requested",
-    "cancelled": "close_requested",
-    "timeout": "expired",
-    "context_full": "expired",
-    **dict.fromkeys(("backend_error", "server_shutdown"), "connection_lost"),
-    **dict.fromkeys(("invalid_frame", "flooded"), "connection_lost"),
-}
-"""The ends of a session that are sent, in the words of the Live API."""
 _PARAM: Final = re.compile(r"\$\.([A-Za-z0-9_.\[\]]+): ")
 """The path with which the text of a field's error begins."""
 
@@ -180,6 +170,13 @@ def error_table(codes: tuple[errors.ErrorCode, ...], cause: str) -> Table:
 def sound_of(speech: ms.Speech) -> bytes:
     """The sound of a message, as its session writes it."""
     return compress(to_pcm16(speech.pcm), speech.coding)
+
+
+def speech(words: Table, sound: Table, message: ms.Speech) -> tuple[Table, ...]:
+    """The tables of a speaking second: its text comes first, if there is any."""
+    if not message.text:
+        return (sound,)
+    return (words, sound) if message.pcm else (words,)
 
 
 # -- functions that the client runs ---------------------------------------------------------------

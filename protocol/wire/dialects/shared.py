@@ -169,6 +169,7 @@ PLACE: Final[tuple[Row, ...]] = (
     Field("ticket_id", k.TEXT, attr="place.ticket_id"),
     Field("queue_length", k.INTEGER, attr="place.queue_length"),
 )
+NOWHERE: Final = ms.QueuePlace(position=0, estimated_wait_s=0, ticket_id="", queue_length=0)
 ERROR_SESSION: Final = Field("session_id", k.TEXT, "", omit=True)
 """The session of an error, if known; other servers do not name it."""
 RECORDED: Final[tuple[Row, ...]] = (
