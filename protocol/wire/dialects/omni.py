@@ -471,12 +471,12 @@ _AUDIO: Final = _numbered(
 _WORDS: Final = _numbered(api.WORDS)
 
 
-def _of_reply(table: Table) -> Table:
+def _of_response(table: Table) -> Table:
     """A state of a response, which names it at the top too."""
     row = computed(
         "response_id",
         k.TEXT,
-        lambda state: state.reply.id,
+        lambda state: state.response.id,
         example="resp_7b20d9c3a415",
         doc="The response.",
     )
@@ -493,7 +493,7 @@ _ITEMS: Final[Mapping[str, tuple[Table, ...]]] = {
     for kind, table in api.ITEMS.items()
 }
 """An item is added in two words: that of the GA API, and that of its beta."""
-_BEGAN, _DONE = _of_reply(api.BEGAN), _of_reply(api.DONE)
+_BEGAN, _DONE = _of_response(api.BEGAN), _of_response(api.DONE)
 _LISTEN: Final = _event(
     ms.Listen,
     "response.listen",
@@ -602,7 +602,7 @@ OMNI: Final = Dialect(
         oa.ReplyStep: lambda step: (_STEPS[step.kind],),
         oa.InputStep: _of_input,
         oa.ItemStep: lambda step: _ITEMS[step.kind],
-        oa.ReplyState: lambda it: (_BEGAN if it.reply.status == "in_progress" else _DONE,),
+        oa.ReplyState: lambda it: (_BEGAN if it.response.status == "in_progress" else _DONE,),
     },
     unserved=dict.fromkeys(UNSUPPORTED, ": the model takes no text in a conversation"),
 )

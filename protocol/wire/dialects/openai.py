@@ -652,7 +652,7 @@ _CHOOSE: Final[Mapping[type, Callable[[Any], tuple[Table, ...]]]] = {
     oa.ReplyStep: lambda step: (api.STEPS[step.kind],),
     oa.InputStep: lambda step: (api.INPUTS[step.kind],),
     oa.ItemStep: lambda step: (api.ITEMS[step.kind],),
-    oa.ReplyState: lambda it: (api.BEGAN if it.reply.status == "in_progress" else api.DONE,),
+    oa.ReplyState: lambda it: (api.BEGAN if it.response.status == "in_progress" else api.DONE,),
     **dict.fromkeys((ms.Queued, ms.QueueUpdate), _of_place),
     ms.Closed: _of_end,
     **dict.fromkeys((ms.QueueDone, ms.Listen, ms.GoingAway), lambda _: ()),
