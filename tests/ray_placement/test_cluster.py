@@ -15,11 +15,11 @@ from typing import Any
 
 import anyio
 import pytest
+import ray_driver
+from ray_driver import tls_options
+from ray_placement import RayCluster
 
 from runtime.model.backends.base import BackendGone, BackendRefused
-from runtime.placement import ray_driver
-from runtime.placement.ray import RayCluster
-from runtime.placement.ray_driver import tls_options
 
 pytestmark = pytest.mark.anyio
 
@@ -137,7 +137,7 @@ def test_the_process_ends_when_its_node_is_dead(monkeypatch: pytest.MonkeyPatch)
 REAL = """
 import json
 import ray
-from runtime.placement.ray_driver import Driver, WorkerEndedError
+from ray_driver import Driver, WorkerEndedError
 notes = []
 ray.init(num_gpus=1, num_cpus=1, include_dashboard=False, log_to_driver=False,
     logging_level="ERROR", object_store_memory=100_000_000)

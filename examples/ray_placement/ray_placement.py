@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import logging
@@ -30,23 +29,23 @@ import anyio
 import attrs
 from anyio.abc import Process, TaskGroup
 from anyio.streams.buffered import BufferedByteReceiveStream
+from ray_driver import TLS_AUTHORITY, uses_tls
 
 from protocol.values.errors import LocalProtocolError
-
-from ..access.origins import read_authority
-from ..link.address import read_address
-from ..link.backend import WorkerBackend, connect
-from ..link.hello import read_token
-from ..model.backends.base import BackendError, BackendGone, BackendRefused
-from ..settings.extras import install
-from ..settings.settings import Settings, shown
-from ..slots.workers import RETRY_S, RETRY_S_MAX, NewPlace, Place, Workers
-from .placement import StderrLog, model_options, trusting
-from .ray_driver import TLS_AUTHORITY, uses_tls
+from runtime.access.origins import read_authority
+from runtime.link.address import read_address
+from runtime.link.backend import WorkerBackend, connect
+from runtime.link.hello import read_token
+from runtime.model.backends.base import BackendError, BackendGone, BackendRefused
+from runtime.placement.placement import StderrLog, model_options, trusting
+from runtime.settings.settings import Settings, shown
+from runtime.slots.workers import RETRY_S, RETRY_S_MAX, NewPlace, Place, Workers
 
 # -- the cluster -----------------------------------------------------------------------------------
 
 
+AUTO: Final = "auto"
+"""The address of the cluster that this machine belongs to, as Ray has it."""
 CONNECT_WAIT_S: Final = 120.0
 """Ray itself gives up after a minute, and its import takes seconds."""
 REACH_WAIT_S: Final = 10.0
@@ -55,10 +54,7 @@ END_WAIT_S: Final = 10.0
 """For the request to the autoscaler that is withdrawn; Ray ends the workers in any case."""
 LINE_BYTES_MAX: Final = 64 << 10
 """Of an answer: an address, or one line of an error."""
-DRIVER: Final = (
-    *(sys.executable, "-P", "-c"),
-    "from runtime.placement.ray_driver import main; main()",
-)
+DRIVER: Final = (*(sys.executable, "-P", "-c"), "from ray_driver import main; main()")
 
 _logger = logging.getLogger("antiphon.workers")
 
@@ -247,32 +243,21 @@ LOOK_S: Final = 1.0
 """Between two looks at the load, which changes with sessions that begin and end."""
 SHRINK_WAIT_S: Final = 300.0
 """A node and a large model take minutes to come back; a lull is often shorter."""
-_OF_RAY: Final = ("ray_address", "workers_wanted", "workers_max")
-_NOT_OF_RAY: Final = ("isolate", "workers", "worker_addresses")
 TOKEN_BYTES: Final = 32
 """Of a token that is drawn for one run of the server."""
 
 
 def problems(settings: Settings) -> Iterator[str]:
-    """Check what the workers on a Ray cluster need, and what only they have."""
-    if settings.placement != "ray":
-        for name in _OF_RAY:
-            if getattr(settings, name) != getattr(Settings(), name):
-                yield f"{name}: it is for workers on a Ray cluster: give placement ray"
-        return
-    if importlib.util.find_spec("ray") is None:
-        yield f"placement: ray needs the extra: {install('ray')}"
-    for name in _NOT_OF_RAY:
-        if getattr(settings, name):
-            yield f"{name}: the workers are on the Ray cluster; leave it out, or placement ray"
-    address = read_authority(settings.ray_address)
-    if settings.ray_address != "auto" and (address is None or address.port is None):
-        yield f"ray_address: {shown(settings.ray_address)} is neither auto nor HOST:PORT"
-    if settings.workers_max is not None and settings.workers_max < settings.workers_wanted:
-        yield (
-            f"workers_max: {settings.workers_max} is less than workers_wanted, "
-            f"{settings.workers_wanted}"
-        )
+    """Check the address in `placement`."""
+    named = address_of(settings)
+    address = read_authority(named)
+    if named != AUTO and (address is None or address.port is None):
+        yield f"placement: {shown(named)} is not the HOST:PORT of a Ray cluster"
+
+
+def address_of(settings: Settings) -> str:
+    """The cluster's address: the text after `ray:`, else that of the cluster of this machine."""
+    return settings.placement.partition(":")[2] or AUTO
 
 
 def make(settings: Settings, tasks: TaskGroup) -> OnRay:
@@ -280,7 +265,7 @@ def make(settings: Settings, tasks: TaskGroup) -> OnRay:
     file = settings.worker_token_file
     token = secrets.token_hex(TOKEN_BYTES) if file is None else read_token(file)
     cluster = RayCluster(
-        settings.ray_address,
+        address_of(settings),
         command=model_options(settings, settings.model),
         token=token,
         tasks=tasks,

@@ -12,6 +12,8 @@ import anyio
 import attrs
 import pybase64
 import pytest
+from llama_omni import LlamaOmniBackend
+from llama_omni_link import Address
 from websockets.asyncio.server import ServerConnection, serve
 
 from protocol.values.errors import LocalProtocolError
@@ -20,14 +22,12 @@ from protocol.values.model import UNIT_BYTES, Cut, DuplexConfig, Voice
 from protocol.values.requests import Append, Init
 from runtime.client.session import connect
 from runtime.model.backends.base import Backend, BackendError, BackendSession
-from runtime.model.backends.llama_omni import LlamaOmniBackend
-from runtime.model.backends.llama_omni_link import Address
 from runtime.net import listener
 from runtime.net.http import make_app
 from runtime.serve.gateway import Gateway
 from runtime.session.server import Server
 from runtime.settings.settings import Settings
-from tests.network.llama_omni_fake import (
+from tests.llama_omni.fake import (
     HANG,
     LISTENS,
     SECOND,

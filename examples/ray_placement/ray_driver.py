@@ -10,7 +10,7 @@
   when its node's raylet or the head is gone; the server and its sessions must go on.
 - It ends when its standard input does. Then Ray ends the actors, and these their workers.
 - A call of `find` takes as long as the worker needs to come, so each call has a thread.
-- Ray is imported only when it is used: a node needs the extra `ray`, a test does not.
+- Ray is imported only when it is used: a node needs it, a test does not.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, TextIO
 
-from .. import ERROR, RUN
-from ..link.address import TcpAddress
+from runtime import ERROR, RUN
+from runtime.link.address import TcpAddress
 
 NOTE_S: Final = 30.0
 """Between two notes about one wait: a node that is started for a GPU takes minutes."""

@@ -24,8 +24,7 @@ from protocol.values.errors import ProtocolError
 from protocol.wire.codec import Fields, Value, dump_frame, encode_base64, parse_frame
 from protocol.wire.kinds import SPEECH, TEXT, choice, integer, number, text
 from protocol.wire.table import Field, Object, Table
-
-from .base import BackendError, BackendRefused
+from runtime.model.backends.base import BackendError, BackendRefused
 
 RemoteMode = Literal["full_duplex", "turn_based"]
 US_PER_S: Final = 1_000_000

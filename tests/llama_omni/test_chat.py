@@ -8,6 +8,8 @@ from functools import partial
 import anyio
 import pybase64
 import pytest
+from llama_omni import LlamaOmniBackend
+from llama_omni_wire import QUESTION_BYTES_MAX
 
 from protocol.values.errors import LocalProtocolError
 from protocol.values.model import (
@@ -23,9 +25,7 @@ from protocol.values.model import (
     TurnChunk,
 )
 from runtime.model.backends.base import BackendError, BackendRefused, Chats, Piece, TurnSession
-from runtime.model.backends.llama_omni import LlamaOmniBackend
-from runtime.model.backends.llama_omni_wire import QUESTION_BYTES_MAX
-from tests.network.llama_omni_fake import (
+from tests.llama_omni.fake import (
     HANG,
     LISTENS,
     SECOND,

@@ -11,10 +11,7 @@ import numpy as np
 import pybase64
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
-
-from runtime.model.backends.base import BackendError, BackendGone
-from runtime.model.backends.llama_omni import (
+from llama_omni import (
     HEALTH_WAIT_S,
     OPEN_WAIT_S,
     QUIET_S,
@@ -23,9 +20,12 @@ from runtime.model.backends.llama_omni import (
     VOICE_BYTES_MAX,
     LlamaOmniBackend,
 )
-from runtime.model.backends.llama_omni_link import CLOSE_WAIT_S, CONNECT_WAIT_S, MESSAGE_CHARS_MAX
-from runtime.model.backends.llama_omni_wire import EVENT_SAMPLES_MAX, TEXT_CHARS_MAX
-from tests.network.llama_omni_fake import (
+from llama_omni_link import CLOSE_WAIT_S, CONNECT_WAIT_S, MESSAGE_CHARS_MAX
+from llama_omni_wire import EVENT_SAMPLES_MAX, TEXT_CHARS_MAX
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from runtime.model.backends.base import BackendError, BackendGone
+from tests.llama_omni.fake import (
     CLOSE,
     DROP,
     HANG,

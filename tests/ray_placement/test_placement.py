@@ -14,13 +14,12 @@ import anyio
 import anyio.to_thread
 import attrs
 import pytest
+import ray_placement
+from ray_placement import OnRay
 
 from runtime import RUN
 from runtime.model.backends.base import BackendGone
-from runtime.placement import ray as placement_ray
-from runtime.placement.placement import PLACEMENTS, offer
-from runtime.placement.ray import OnRay
-from runtime.settings.settings import Settings, declared
+from runtime.settings.settings import Settings
 from runtime.slots.workers import Workers
 
 pytestmark = pytest.mark.anyio
@@ -37,15 +36,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(autouse=True)
 def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement_ray, "LOOK_S", 0.05)
-
-
-def test_each_placement_is_a_value_of_the_setting() -> None:
-    """A placement could not be asked for, or its module be missing."""
-    (setting,) = (each for each in declared(Settings) if each.name == "placement")
-    assert set(setting.choices) == {"auto", *PLACEMENTS}
-    for name in PLACEMENTS:
-        assert list(offer(name).problems(Settings())) == []
+    monkeypatch.setattr(ray_placement, "LOOK_S", 0.05)
 
 
 @attrs.define(eq=False)

@@ -78,7 +78,7 @@ def is_relayed(headers: Headers) -> bool:
     return any(name == RELAYED for name, _ in headers)
 
 
-class Gateways:
+class Relay:
     """The other gateways of the settings; none: nothing is relayed.
 
     `ValueError`: the certificates of `gateway_ca` cannot be read.
@@ -203,7 +203,7 @@ class Gateways:
 class _Relayed(Response):
     """Another gateway's answer; it is asked for when this one is sent."""
 
-    def __init__(self, gateways: Gateways, asked: UpstreamRequest, missing: Response) -> None:
+    def __init__(self, gateways: Relay, asked: UpstreamRequest, missing: Response) -> None:
         super().__init__()
         self._answer = partial(gateways.answer, asked, missing)
 

@@ -31,12 +31,12 @@ import attrs
 import httpcore2
 import wsproto
 from anyio.abc import ByteStream
+from llama_omni_wire import Closed, Created, RemoteEvent, RemoteMode, read_event, shown
 from wsproto import events as ws
 from wsproto.connection import ConnectionState
 from wsproto.utilities import ProtocolError as WsprotoError
 
-from .base import BackendError, BackendGone
-from .llama_omni_wire import Closed, Created, RemoteEvent, RemoteMode, read_event, shown
+from runtime.model.backends.base import BackendError, BackendGone
 
 # -- HTTP ---------------------------------------------------------------------------------------
 

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
-
-from protocol.values.model import SpeechConfig, Text
-from runtime.model.backends.base import OPEN_PAUSE_S, OPEN_TRIES, BackendError, BackendGone
-from runtime.model.backends.llama_omni import (
+from llama_omni import (
     ANSWER_S_MAX,
     PIECE_WAIT_S,
     PREFILL_WAIT_S,
     SPEECH_BYTES_MAX,
     LlamaOmniBackend,
 )
-from runtime.model.backends.llama_omni_wire import ANSWER_CHARS_MAX, EVENT_SAMPLES_MAX
-from tests.network.llama_omni_fake import (
+from llama_omni_wire import ANSWER_CHARS_MAX, EVENT_SAMPLES_MAX
+from trio.testing import MockClock
+
+from protocol.values.model import SpeechConfig, Text
+from runtime.model.backends.base import OPEN_PAUSE_S, OPEN_TRIES, BackendError, BackendGone
+from tests.llama_omni.fake import (
     CLOSE,
     DROP,
     HANG,

@@ -24,6 +24,7 @@ import pytest
 import trio
 import wsproto
 from anyio.abc import SocketAttribute, SocketStream
+from llama_omni import LlamaOmniBackend, LlamaOmniSession
 from trio.testing import MockClock, wait_all_tasks_blocked
 from wsproto import events as ws
 from wsproto.connection import ConnectionState
@@ -43,7 +44,6 @@ from protocol.values.model import (
     Voice,
 )
 from runtime.model.backends.base import BackendError, Piece, TurnSession
-from runtime.model.backends.llama_omni import LlamaOmniBackend, LlamaOmniSession
 from tests.sessions.in_memory import pcm
 
 Body = dict[str, Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import anyio
 
-from runtime.session.rate_limiter import BYTES_PER_S_MAX, LARGE_BYTES_MIN, RateLimiter
+from runtime.net.limits import BYTES_PER_S_MAX, LARGE_BYTES_MIN, LargeMessageLimiter
 from tests.sessions.in_memory import on_virtual_time
 
 MESSAGE = BYTES_PER_S_MAX // 2
@@ -15,7 +15,7 @@ def test_large_messages_pass_at_the_rate_and_in_turn() -> None:
     """Clients that send 20 MB over and over would keep the event loop from all others."""
 
     async def body() -> None:
-        limiter, passed = RateLimiter(), list[tuple[float, int]]()
+        limiter, passed = LargeMessageLimiter(), list[tuple[float, int]]()
 
         async def client(number: int) -> None:
             for _ in range(3):
@@ -37,7 +37,7 @@ def test_realtime_messages_never_wait() -> None:
     """Calls would stutter behind another client's video."""
 
     async def body() -> None:
-        limiter = RateLimiter()
+        limiter = LargeMessageLimiter()
         await limiter.wait(10 * BYTES_PER_S_MAX)
         began_s = anyio.current_time()
         await limiter.wait(LARGE_BYTES_MIN)
@@ -51,7 +51,7 @@ def test_who_leaves_while_it_waits_holds_nobody_up() -> None:
     """A client that is gone would keep the limiter for ever."""
 
     async def body() -> None:
-        limiter = RateLimiter()
+        limiter = LargeMessageLimiter()
         await limiter.wait(MESSAGE)
         began_s = anyio.current_time()
         with anyio.move_on_after(0.1):

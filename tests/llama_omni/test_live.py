@@ -23,7 +23,7 @@ from recorder.read.reader import LogReader
 from replay.cli import replay_command
 from replay.rerun.logic import replay
 from tests.live.servers import LiveServer, live_server
-from tests.network.llama_omni_fake import (
+from tests.llama_omni.fake import (
     CLOSE,
     DROP,
     HANG,
@@ -36,6 +36,7 @@ from tests.network.llama_omni_fake import (
     sound,
 )
 from tests.network.peers import JPEG
+from tests.project.example_packages import EXAMPLES, install, run_with
 from tests.replay.test_cli import told
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
@@ -65,9 +66,18 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(far: FakeServer, recordings: Path) -> Iterator[LiveServer]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """How `antiphon` runs where the package is installed."""
+    folder = tmp_path_factory.mktemp("installed")
+    install(folder, "llama_omni:load", EXAMPLES / "llama_omni")
+    return run_with(folder)
+
+
+@pytest.fixture(scope="module")
+def server(far: FakeServer, recordings: Path, run: tuple[str, ...]) -> Iterator[LiveServer]:
     """A server that lends it out; at its end all of its recordings are replayed."""
-    with live_server("--record", str(recordings), model=f"llama_omni:{far.url}") as live:
+    model = f"llama_omni:{far.url}"
+    with live_server("--record", str(recordings), model=model, run=run) as live:
         yield live
     assert_all_identical(recordings)
 
@@ -289,12 +299,12 @@ async def test_a_remote_that_strays_costs_one_turn(
     assert "SECRET" not in server.errors.read_text()
 
 
-async def test_a_remote_that_goes_away_is_waited_for(tmp_path: Path) -> None:
+async def test_a_remote_that_goes_away_is_waited_for(tmp_path: Path, run: tuple[str, ...]) -> None:
     """The server would have to be started again, or a client would wait without a word."""
     with ExitStack() as stack:
         with remote() as fake:
             arguments = ("--record", str(tmp_path))
-            live = live_server(*arguments, model=f"llama_omni:{fake.url}")
+            live = live_server(*arguments, model=f"llama_omni:{fake.url}", run=run)
             server = stack.enter_context(live)
             await is_answered(server.url)
         async with antiphon.connect(server.url, mode="chat") as session:

@@ -53,16 +53,23 @@ from typing import Final
 
 import anyio
 import attrs
+import llama_omni_wire as wire
 import orjson
+from llama_omni_link import OK, Address, Channel, Pong, gone, naming_server, request
 
 from protocol.values import model as md
 from protocol.values.digest import digest
 from protocol.values.errors import LocalProtocolError
 from protocol.values.limits import TURN_WAIT_S
-
-from . import llama_omni_wire as wire
-from .base import OPEN_PAUSE_S, OPEN_TRIES, BackendError, BackendGone, BackendInfo, Emit, ignore
-from .llama_omni_link import OK, Address, Channel, Pong, gone, naming_server, request
+from runtime.model.backends.base import (
+    OPEN_PAUSE_S,
+    OPEN_TRIES,
+    BackendError,
+    BackendGone,
+    BackendInfo,
+    Emit,
+    ignore,
+)
 
 OPEN_WAIT_S: Final = 6.0
 """With connecting and closing below `CLEANUP_WAIT_S`: an opening that hangs fails before its
@@ -198,7 +205,7 @@ class LlamaOmniSession:
         """Drop the rest of unit `index`'s speech; the server cannot be stopped in it."""
         self._interrupted_index = index
 
-    async def finalize(self, index: int, *, interrupted: bool) -> md.Finalized:  # noqa: ARG002
+    async def finalize(self, index: int, *, interrupted: bool) -> md.Finalized:
         """Do nothing: the server finalizes before it takes the next unit."""
         await anyio.lowlevel.checkpoint()
         return md.Finalized(index=index, kv_length=self._answers.kv_length)
@@ -489,7 +496,7 @@ class LlamaOmniTurn:
                 raise BackendError(f"expected an answer that ends in {ANSWER_S_MAX:g} s, got none")
         return self._result(done, _us_since(began_s))
 
-    def interrupt(self, index: int = -1) -> None:  # noqa: ARG002 - it is the only one here
+    def interrupt(self, index: int = -1) -> None:
         """Stop waiting for the turn."""
         self._is_cut = True
         if self._scope is not None:
