@@ -31,8 +31,8 @@ from ..values.state import Gate
 from ..values.utf8 import Refused
 from ..wire.dialects.omni import RESUMED
 from .conversation import Conversation
+from .duplex import DUPLEX_HANDLERS, DuplexKind
 from .kind import Handlers
-from .setup import DUPLEX_HANDLERS, DuplexKind
 from .sound import AWAY_NS, SoundPieces, no_model
 
 _SOUND: Final = (Part(kind="input_audio"),)

@@ -38,8 +38,8 @@ from ..wire.audio import expand
 from ..wire.kinds import STOCK_VOICES
 from . import sound as shared
 from .conversation import UNHEARD, Conversation
+from .duplex import DUPLEX_HANDLERS, DuplexKind
 from .kind import Handlers
-from .setup import DUPLEX_HANDLERS, DuplexKind
 
 _SOUND: Final = (Part(kind="input_audio"),)
 _EARLY: Final = (oa.Configure, AppendSound, oa.CreateItem)

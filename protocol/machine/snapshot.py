@@ -18,13 +18,12 @@ from .chat import ActiveTurn, Chat, SingleRequest, TurnKind
 from .conversation import Conversation
 from .core import Phase
 from .dictation import Dictation, Spoken
-from .duplex import Duplex
+from .duplex import Duplex, PendingInit, Setup
 from .input import Attachments, CameraFrame, PendingUnit
 from .kind import Kind
 from .live import Live
 from .omni import Omni
 from .openai import OpenAI
-from .setup import PendingInit, Setup
 from .slot import Migration
 from .sound import SoundPieces
 from .tools import ToolCalls

@@ -23,10 +23,10 @@ import pytest
 from protocol.machine.chat import ActiveTurn, PendingTurn
 from protocol.machine.conversation import Conversation
 from protocol.machine.core import Step
+from protocol.machine.duplex import PendingInit
 from protocol.machine.omni import Omni
 from protocol.machine.peer import Peer
 from protocol.machine.session import Session
-from protocol.machine.setup import PendingInit
 from protocol.machine.slot import Migration
 from protocol.machine.sound import SoundPieces
 from protocol.machine.tools import ToolCalls
