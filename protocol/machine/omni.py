@@ -25,7 +25,7 @@ from ..values.errors import ErrorCode
 from ..values.limits import ANSWER_UNITS, MS_PER_S, NS_PER_S
 from ..values.messages import EndReason, Listen, Metrics, Speech, ToolCalled
 from ..values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, UNIT_BYTES
-from ..values.openai import Item, Part
+from ..values.openai import Item
 from ..values.requests import Append, ClientMessage, Init
 from ..values.state import Gate
 from ..values.utf8 import Refused
@@ -33,9 +33,8 @@ from ..wire.dialects.omni import RESUMED
 from .conversation import Conversation
 from .duplex import DUPLEX_HANDLERS, DuplexKind
 from .kind import Handlers
-from .sound import AWAY_NS, SoundPieces, no_model
+from .sound import AWAY_NS, SOUND_PARTS, SoundPieces, no_model
 
-_SOUND: Final = (Part(kind="input_audio"),)
 _FIXED: Final = "the model is set up already, and takes no other: leave it out"
 _PLACES: Final = {it: f".{it}" for it in ("instructions", "ref_audio", "tools")}
 
@@ -203,7 +202,7 @@ class Omni(DuplexKind):
             return
         talk, self.uncommitted = self.conversation, 0
         self.session = attrs.evolve(self.session, turn_id=self.session.turn_id + 1)
-        item, previous = Item(id=talk.new_id(), role="user", parts=_SOUND), talk.last_id
+        item, previous = Item(id=talk.new_id(), role="user", parts=SOUND_PARTS), talk.last_id
         self.peer.send(oa.InputStep(kind="committed", item_id=item.id, previous_id=previous))
         talk.add_sound(item, self.samples * MS_PER_S // INPUT_RATE_HZ)
         if not message.is_speech:

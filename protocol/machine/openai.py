@@ -30,7 +30,7 @@ from ..values import openai as oa
 from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FrameError
 from ..values.messages import EndReason, Listen, Speech, ToolCalled
 from ..values.model import OUTPUT_RATE_HZ, SAMPLE16_BYTES, SAMPLE_BYTES, rate_of
-from ..values.openai import Item, Part
+from ..values.openai import Item
 from ..values.requests import Append, AppendSound, ClientMessage, Init, VoiceName
 from ..values.state import Gate
 from ..values.utf8 import Refused
@@ -41,7 +41,6 @@ from .conversation import UNHEARD, Conversation
 from .duplex import DUPLEX_HANDLERS, DuplexKind
 from .kind import Handlers
 
-_SOUND: Final = (Part(kind="input_audio"),)
 _EARLY: Final = (oa.Configure, AppendSound, oa.CreateItem)
 """Messages that are accepted while the session waits for its slot."""
 
@@ -487,7 +486,7 @@ class OpenAI(DuplexKind):
 
     def _commit(self) -> None:
         previous = self.conversation.last_id
-        item = Item(id=self.input_item, role="user", parts=_SOUND)
+        item = Item(id=self.input_item, role="user", parts=shared.SOUND_PARTS)
         self.uncommitted_bytes, self.input_item = 0, ""
         self.peer.send(oa.InputStep(kind="committed", item_id=item.id, previous_id=previous))
         samples = self.loop.speech.samples - self.skipped
