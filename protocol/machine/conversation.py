@@ -246,9 +246,7 @@ class Conversation:
             pcm = self.sound.to_rate(speech.pcm, rate_of(coding))
             self.peer.send(attrs.evolve(speech, pcm=pcm, coding=coding))
         elif speech.text:
-            self.peer.send(
-                oa.ReplyStep(kind="text_delta", response_id=self.response.id, text=speech.text)
-            )
+            self._send_step(self.response.id, "text_delta", text=speech.text)
         if speech.end_of_turn:
             self.end_response("completed")
 
@@ -296,12 +294,10 @@ class Conversation:
             bare = attrs.evolve(made.call, arguments="")
             begun, previous = attrs.evolve(item, status="in_progress", call=bare), self.last_id
             self.keep(item)
-            place: dict[str, Any] = {"response_id": name, "index": index}
-            self.peer.send(oa.ReplyStep(kind="item_added", item=begun, **place))
+            self._send_step(name, "item_added", item=begun, index=index)
             self.peer.send(oa.ItemStep(kind="added", item=begun, previous_id=previous))
-            self.peer.send(oa.ReplyStep(kind="call_delta", item=item, **place))
-            self.peer.send(oa.ReplyStep(kind="call_done", item=item, **place))
-            self.peer.send(oa.ReplyStep(kind="item_done", item=item, **place))
+            for kind in ("call_delta", "call_done", "item_done"):
+                self._send_step(name, kind, item=item, index=index)
             self.peer.send(oa.ItemStep(kind="done", item=item, previous_id=previous))
             items.append(item)
         return tuple(items)
@@ -327,14 +323,14 @@ class Conversation:
         if self.id:
             self._send_left(speech.metrics.kv_cache_length)
         item = Item(id=oa.item_of(response_id), role="assistant", status="in_progress")
-        self.peer.send(oa.ReplyStep(kind="item_added", response_id=response_id, item=item))
+        self._send_step(response_id, "item_added", item=item)
         previous = self.last_id
         self.keep(item)
         self.peer.send(oa.ItemStep(kind="added", item=item, previous_id=previous))
-        step = oa.ReplyStep(
-            kind="part_added", response_id=response_id, modality=self.response.modality
-        )
-        self.peer.send(step)
+        self._send_step(response_id, "part_added", modality=self.response.modality)
+
+    def _send_step(self, response_id: str, kind: oa.ReplyKind, **fields: Any) -> None:
+        self.peer.send(oa.ReplyStep(kind=kind, response_id=response_id, **fields))
 
     def _send_left(self, held: int) -> None:
         """Tell how much of the model's context is left, and of the session's time."""
@@ -364,30 +360,21 @@ class Conversation:
         self.is_mid_turn = response is not None and bool(calls)
         if response is None:
             return
-        is_sound, name = response.modality == "audio", response.id
+        is_sound, name, words = response.modality == "audio", response.id, self.words
         if is_sound:
-            self.peer.send(oa.ReplyStep(kind="audio_done", response_id=name))
-        done: oa.ReplyKind = "transcript_done" if is_sound else "text_done"
-        self.peer.send(oa.ReplyStep(kind=done, response_id=name, text=self.words))
-        part = oa.ReplyStep(
-            kind="part_done", response_id=name, modality=response.modality, text=self.words
-        )
-        self.peer.send(part)
+            self._send_step(name, "audio_done")
+        self._send_step(name, "transcript_done" if is_sound else "text_done", text=words)
+        self._send_step(name, "part_done", modality=response.modality, text=words)
         kind: oa.PartKind = "output_audio" if is_sound else "output_text"
-        content = Part(kind=kind, text=self.words, ends=response.ends)
-        item = Item(
-            id=oa.item_of(name),
-            role="assistant",
-            status="completed" if status == "completed" else "incomplete",
-            parts=(content,),
-        )
-        item = whole(self.step, item)
-        ids = list(self.items)
+        parts = (Part(kind=kind, text=words, ends=response.ends),)
+        end: oa.ItemStatus = "completed" if status == "completed" else "incomplete"
+        item = Item(id=oa.item_of(name), role="assistant", status=end, parts=parts)
+        item, ids = whole(self.step, item), list(self.items)
         at = ids.index(item.id) if item.id in self.items else 0
         previous = ids[at - 1] if at else None
         if item.id in self.items:
             self._replace(item)
-        self.peer.send(oa.ReplyStep(kind="item_done", response_id=name, item=item))
+        self._send_step(name, "item_done", item=item)
         self.peer.send(oa.ItemStep(kind="done", item=item, previous_id=previous))
         ended = attrs.evolve(
             response,
