@@ -46,7 +46,7 @@ from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, UnitResult
 from protocol.values.modes import OF_MODE, Mode, Work
 from protocol.values.requests import AppendSound, ClientMessage
 from protocol.values.state import State
-from protocol.values.utf8 import frame_bytes
+from protocol.wire.codec import frame_bytes
 from protocol.wire.dialects import DUPLEX_V1
 
 from ..measures.conversation import talk_scores
