@@ -286,7 +286,7 @@ class FastMasker:
 class ClientFrames(FrameDecoder):
     """Unmasks with `FastMasker`, checks text, and gives a message's pieces once all are here.
 
-    `pieces`: those of the message in progress; whoever ends the connection clears them.
+    `pieces`: those of the message in progress; they are cleared when the connection ends.
     """
 
     def __init__(self, *, client: bool) -> None:
