@@ -13,7 +13,7 @@ from typing import Any, Final
 from ..values.messages import Listen, Speech
 from ..values.model import Chunk, Unit
 from ..values.openai import RealtimeResponse, Respond, TurnDetection
-from ..values.utf8 import frame_bytes
+from ..wire.codec import frame_bytes
 from .chat import ActiveTurn, Chat, SingleRequest, TurnKind
 from .conversation import Conversation
 from .core import Phase
