@@ -29,6 +29,7 @@ from protocol.machine.session import Session
 from protocol.machine.setup import PendingInit
 from protocol.machine.slot import Migration
 from protocol.machine.sound import SoundPieces
+from protocol.machine.tools import ToolCalls
 from protocol.machine.unit_loop import UserSpeech
 from protocol.values import events as ev
 from protocol.values.live import LiveSettings
@@ -68,6 +69,7 @@ LEFT_OUT: Final = {
     "SoundPieces.second_bytes": "the same",
     "SoundPieces.take_second": "it is of the kind",
     "Migration.has_queue_messages": "the same",
+    "ToolCalls.is_refused": "it is set and read within a step",
     "Peer.sent": "they are the frames of the step's effects, before they were written",
     "Peer.accepted": "it is of the message that was read",
     "Peer.cause": "it is of the message that is being read",
@@ -133,7 +135,7 @@ CLASSES: Final = (
     *(Step, Peer, Migration, PendingInit, PendingTurn, ActiveTurn, Prefill),
     *(Listen, Speech, Text, Picture, Sound),
     *(LiveSettings, OpenAISession, Part, Reply, Respond, Tool, ToolCall, ToolResult, Item),
-    *(Omni, OmniSession, UserSpeech, Conversation, SoundPieces),
+    *(Omni, OmniSession, UserSpeech, Conversation, SoundPieces, ToolCalls),
 )
 
 
