@@ -1,7 +1,7 @@
 """The blocks of a log that is written: records compressed together, each block linked to the last.
 
 Rules:
-- Payloads become zstd frames, which any zstd tool decompresses. In a payload with packed PCM, large
+- Payloads become zstd frames, which any zstd tool decompresses. In a payload with PCM, large
   pieces get zstd blocks of their own, since sign and exponent bytes compress to a third, and noise
   or JPEG not at all. A frame never holds the mark that starts a block, and is too long to look like
   a bomb. Its buffer has room for the block header, so writing copies nothing. A large payload is
@@ -85,7 +85,7 @@ class Compressor:
 
         Args:
             pieces: the payload, split where the kind of bytes changes.
-            has_samples: some pieces are packed PCM.
+            has_samples: some pieces are PCM, packed or of 16 bits, or a picture.
             cost: of reading its records without their bytes; see `recorder.format.expansion`.
 
         `RecordInvalid`: no level of zstd gives a frame without the mark.

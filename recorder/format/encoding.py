@@ -27,7 +27,7 @@ from protocol.values.utf8 import UTF8_BYTES_MAX, Utf8Text
 
 from . import format as layout
 from . import records as rc
-from .blobs import RAW, Packed, SplitPiece, decode, extract, pack
+from .blobs import RAW, SMALL_BYTES_MAX, Packed, SplitPiece, decode, extract, pack
 from .errors import RecordInvalid
 from .expansion import count_values, header_cost
 
@@ -140,7 +140,7 @@ class Framed:
     Attributes:
         pieces: its bytes, split where their kind changes; see `recorder.format.blocks`.
         cost: of reading it, without its bytes; see `recorder.format.expansion`.
-        has_samples: some pieces are packed PCM.
+        has_samples: some pieces are PCM, packed or of 16 bits, or a picture.
     """
 
     pieces: list[layout.Piece]
@@ -245,6 +245,7 @@ class RecordEncoder:
         fields, packer = record.fields, _Packer(record.seq, find, self.packs_samples)
         if whole:
             packer.keep(whole)
+            packer.has_samples |= len(whole) > SMALL_BYTES_MAX
         frame = fields.get("frame") if record.kind in rc.FRAME_KINDS else None
         if isinstance(frame, (str, bytes, Utf8Text)):
             rest = {key: value for key, value in fields.items() if key != "frame"}
@@ -361,6 +362,7 @@ class _Packer:
 
     def _pack_piece(self, piece: str | bytes | Utf8Text) -> _Json:
         if isinstance(piece, bytes):
+            self.has_samples |= len(piece) > SMALL_BYTES_MAX
             return self.add(piece)
         short = _short_text(piece)
         if short is None or len(short) > self._inline_left:
