@@ -475,7 +475,7 @@ class Driver:
             if is_early and not self._has_room(len(event.frame or b"")):
                 event = attrs.evolve(event, has_room=False)
             event = session.shortened(event)
-        self._journal.append_event(event)
+        self._journal.append_event(event, is_step=True)
         self._record_and_perform(session, event, session.step(event))
 
     def _record_and_perform(
