@@ -15,23 +15,21 @@ from ..values import events as ev
 from ..values.behaviour import SENDS_USER_WORDS
 from ..values.limits import UNIT_FRAMES_MAX
 from ..values.live import UserWords
-from ..values.messages import Interrupted, Listen, Paused, Resumed, Speech, ToolCalled, ToolsState
+from ..values.messages import Interrupted, Paused, Resumed, ToolsState
 from ..values.model import UNIT_BYTES, ToolResult
 from ..values.requests import Append, ClientMessage, Init, Interrupt, Pause, Resume, See, TellModel
-from ..values.state import Gate, SessionKind
+from ..values.state import Gate
 from ..values.utf8 import Refused
 from .input import Attachments
-from .kind import Handlers, Kind
-from .setup import DUPLEX_HANDLERS, Setup, duplex_parts
-from .unit_loop import Lockstep, UnitLoop
+from .kind import Handlers
+from .setup import DUPLEX_HANDLERS, DuplexKind
+from .unit_loop import Lockstep
 
 
 @attrs.define(eq=False)
-class Duplex(Kind):
+class Duplex(DuplexKind):
     """A session of units, each of which is answered by a message."""
 
-    session_kind = SessionKind.DUPLEX
-    opens_model = True
     handlers: ClassVar[Handlers] = {
         **DUPLEX_HANDLERS,
         Init: attrgetter("setup.init"),
@@ -48,14 +46,6 @@ class Duplex(Kind):
         ev.UserTranscribed: attrgetter("user_transcribed"),
     }
 
-    setup: Setup = attrs.field(init=False)
-    loop: UnitLoop = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        super().__attrs_post_init__()
-        self.setup = duplex_parts(self)
-        self.loop, self.slot_user = self.setup.loop, self.setup.migration
-
     # -- the session ----------------------------------------------------------------------------
 
     @property
@@ -63,12 +53,7 @@ class Duplex(Kind):
         """The gate that judges the client's messages."""
         if self.loop.is_paused:
             return Gate.PAUSED
-        return super().gate if self.setup.pending is None else Gate.OPENING
-
-    @property
-    def samples_waiting(self) -> int:
-        """Samples of the client's sound that no unit in the model has yet."""
-        return self.loop.input.samples_waiting
+        return super().gate
 
     def ready(self, prompt_length: int) -> None:
         """Go on: the model holds the prompt."""
@@ -83,10 +68,6 @@ class Duplex(Kind):
             tools = "called" if self.step.limits.duplex_tools else "not_called"
         self.peer.send_created(prompt_length=prompt_length, tools=tools)
 
-    def forget_client(self) -> None:
-        """Forget the client of the session that a fork began from."""
-        self.loop.forget_client()
-
     def refusal(self, message: ClientMessage) -> Refused | None:
         """Refuse an init that a fork may not have, a result not due, a picture without room."""
         match message:
@@ -97,13 +78,6 @@ class Duplex(Kind):
             case ToolResult() | TellModel():
                 return self.loop.tools.refusal(message)
         return None
-
-    def timed_out(self, name: ev.TimerName) -> None:
-        """Handle a timer: calls whose time is over end, and not the session."""
-        if name == "calls":
-            self.loop.tools.expire()
-        else:
-            super().timed_out(name)
 
     # -- in -------------------------------------------------------------------------------------
 
@@ -148,38 +122,9 @@ class Duplex(Kind):
         self.peer.send(Resumed())
         self.loop.start_if_due()
 
-    # -- out ------------------------------------------------------------------------------------
-
-    def has_model(self) -> bool:
-        """Whether the model is open: input comes only then."""
-        return True
-
-    def must_speak(self) -> bool:
-        """Whether the next unit may not listen."""
-        return False
-
-    def must_listen(self) -> bool:
-        """Whether the next unit may only listen."""
-        return False
-
-    def send_outcome(self, outcome: Listen | Speech) -> None:
-        """Send a unit's outcome."""
-        self.peer.send(outcome)
-
-    def send_calls(self, calls: Sequence[ToolCalled]) -> None:
-        """Send the calls of tools that the model made in a unit."""
-        for call in calls:
-            self.peer.send(call)
-
     def user_transcribed(self, event: ev.UserTranscribed) -> None:
         """Send what the user said, to a client that asked for it."""
         peer = self.peer
         is_wanted = peer.wants_notices and self.step.behaves(SENDS_USER_WORDS)
         if is_wanted and peer.is_active and peer.dialect.name == "realtime" and event.text:
             peer.send(UserWords(text=event.text, start_ms=event.start_ms, end_ms=event.end_ms))
-
-    def unit_dropped(self) -> None:
-        """Go on after a waiting unit was dropped."""
-
-    def unit_undone(self) -> None:
-        """Go on after a unit that failed, and has no outcome."""

@@ -27,14 +27,13 @@ from ..values.messages import EndReason, Listen, Metrics, Speech, ToolCalled
 from ..values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, UNIT_BYTES
 from ..values.openai import Item, Part
 from ..values.requests import Append, ClientMessage, Init
-from ..values.state import Gate, SessionKind
+from ..values.state import Gate
 from ..values.utf8 import Refused
 from ..wire.dialects.omni import RESUMED
 from .conversation import Conversation
-from .kind import Handlers, Kind
-from .setup import DUPLEX_HANDLERS, Setup, duplex_parts
+from .kind import Handlers
+from .setup import DUPLEX_HANDLERS, DuplexKind
 from .sound import AWAY_NS, SoundPieces, no_model
-from .unit_loop import UnitLoop
 
 _SOUND: Final = (Part(kind="input_audio"),)
 _FIXED: Final = "the model is set up already, and takes no other: leave it out"
@@ -42,7 +41,7 @@ _PLACES: Final = {it: f".{it}" for it in ("instructions", "ref_audio", "tools")}
 
 
 @attrs.define(eq=False)
-class Omni(Kind):
+class Omni(DuplexKind):
     """A session of vLLM-Omni's wire.
 
     Attributes:
@@ -58,8 +57,6 @@ class Omni(Kind):
         kv_length: tokens in the model's cache, as last reported.
     """
 
-    session_kind = SessionKind.DUPLEX
-    opens_model = True
     answers_unreadable = True
     handlers: ClassVar[Handlers] = {
         **DUPLEX_HANDLERS,
@@ -82,8 +79,6 @@ class Omni(Kind):
         ev.UserTranscribed: attrgetter("conversation.user_transcribed"),
     }
 
-    setup: Setup = attrs.field(init=False)
-    loop: UnitLoop = attrs.field(init=False)
     conversation: Conversation = attrs.field(init=False)
     requested: Init | None = None
     session: om.OmniSession = om.OmniSession()
@@ -98,8 +93,6 @@ class Omni(Kind):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        self.setup = duplex_parts(self)
-        self.loop, self.slot_user = self.setup.loop, self.setup.migration
         sound = SoundPieces(self.step, self.peer)
         first = oa.OpenAISession(transcriber=self.step.limits.transcriber)
         self.conversation = Conversation(self.step, self.peer, self.loop, sound, first)
@@ -109,9 +102,7 @@ class Omni(Kind):
     @property
     def gate(self) -> Gate:
         """The gate that judges the client's messages."""
-        if self.peer.is_active:
-            return Gate.STEERED
-        return super().gate if self.setup.pending is None else Gate.OPENING
+        return Gate.STEERED if self.peer.is_active else super().gate
 
     def first_slot(self) -> None:
         """Wait for the client's settings, or begin without: its address names a model."""
@@ -158,10 +149,6 @@ class Omni(Kind):
         ignored = len(message.ignored)
         return Refused(code=code, message=text, ignored=ignored) if text else None
 
-    def ready(self, prompt_length: int) -> None:
-        """Go on: the model holds the prompt."""
-        self.send_created(prompt_length)
-
     def send_created(self, prompt_length: int = 0) -> None:
         """Tell the client that the session is set up, and what is in force."""
         self.peer.greeted = self.peer.frames_sent
@@ -186,9 +173,6 @@ class Omni(Kind):
         self.peer.greeting = RESUMED.encode(back)
         super().peer_attached(event)
         self._expect_answer()
-
-    def forget_client(self) -> None:
-        """Never called: no fork begins from such a session."""
 
     def finish(self, reason: EndReason) -> None:
         """End the response in progress."""
@@ -257,11 +241,10 @@ class Omni(Kind):
 
     def timed_out(self, name: ev.TimerName) -> None:
         """Handle a timer; a client that sends nothing is silent."""
-        if name == "calls":
-            self.loop.tools.expire()
-            self._expect_result()
-        elif name != "silence":
+        if name != "silence":
             super().timed_out(name)
+            if name == "calls":
+                self._expect_result()
         elif self.due_units and not self.peer.is_detached:
             left_ns = self.sound_ns + AWAY_NS - self.step.now_ns
             if left_ns > 0:
@@ -371,10 +354,6 @@ class Omni(Kind):
         is_answering = self.is_asked or self.conversation.is_speaking
         return not (is_answering or self.session.answers)
 
-    def has_model(self) -> bool:
-        """Whether the model is open: input comes only then."""
-        return True
-
     def send_outcome(self, outcome: Listen | Speech) -> None:
         """Send a unit's outcome: a listen, or a piece of a response."""
         self.kv_length = outcome.metrics.kv_cache_length
@@ -419,9 +398,6 @@ class Omni(Kind):
             self.conversation.end_unbegun("failed", fault="no_speech", message=text)
             self.peer.send(om.RateLimits())
         self._expect_answer()
-
-    def unit_dropped(self) -> None:
-        """Go on after a waiting unit was dropped: only its sound is lost."""
 
     def unit_undone(self) -> None:
         """End the response, of which a unit failed."""

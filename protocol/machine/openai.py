@@ -32,15 +32,14 @@ from ..values.messages import EndReason, Listen, Speech, ToolCalled
 from ..values.model import OUTPUT_RATE_HZ, SAMPLE16_BYTES, SAMPLE_BYTES, rate_of
 from ..values.openai import Item, Part
 from ..values.requests import Append, AppendSound, ClientMessage, Init, VoiceName
-from ..values.state import Gate, SessionKind
+from ..values.state import Gate
 from ..values.utf8 import Refused
 from ..wire.audio import expand
 from ..wire.kinds import STOCK_VOICES
 from . import sound as shared
 from .conversation import UNHEARD, Conversation
-from .kind import Handlers, Kind
-from .setup import DUPLEX_HANDLERS, Setup, duplex_parts
-from .unit_loop import UnitLoop
+from .kind import Handlers
+from .setup import DUPLEX_HANDLERS, DuplexKind
 
 _SOUND: Final = (Part(kind="input_audio"),)
 _EARLY: Final = (oa.Configure, AppendSound, oa.CreateItem)
@@ -48,7 +47,7 @@ _EARLY: Final = (oa.Configure, AppendSound, oa.CreateItem)
 
 
 @attrs.define(eq=False)
-class OpenAI(Kind):
+class OpenAI(DuplexKind):
     """A session of the Realtime API.
 
     Attributes:
@@ -63,8 +62,6 @@ class OpenAI(Kind):
         played_ns: when the last response has been played, if the client's silence is timed.
     """
 
-    session_kind = SessionKind.DUPLEX
-    opens_model = True
     has_opening = False
     handlers: ClassVar[Handlers] = {
         **DUPLEX_HANDLERS,
@@ -85,8 +82,6 @@ class OpenAI(Kind):
         ev.UserTranscribed: attrgetter("user_transcribed"),
     }
 
-    setup: Setup = attrs.field(init=False)
-    loop: UnitLoop = attrs.field(init=False)
     sound: shared.SoundPieces = attrs.field(init=False)
     conversation: Conversation = attrs.field(init=False)
     updates: int = 0
@@ -101,8 +96,6 @@ class OpenAI(Kind):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        self.setup = duplex_parts(self)
-        self.loop, self.slot_user = self.setup.loop, self.setup.migration
         self.sound = shared.SoundPieces(self.step, self.peer, self.take_second)
         first = shared.first_settings(self.peer)
         self.conversation = Conversation(self.step, self.peer, self.loop, self.sound, first)
@@ -112,7 +105,7 @@ class OpenAI(Kind):
     @property
     def samples_waiting(self) -> int:
         """Samples of the client's sound that no unit in the model has yet."""
-        return self.loop.input.samples_waiting + self.sound.samples_waiting
+        return super().samples_waiting + self.sound.samples_waiting
 
     @property
     def gate(self) -> Gate:
@@ -271,10 +264,7 @@ class OpenAI(Kind):
     def timed_out(self, name: ev.TimerName) -> None:
         """Handle a timer; a client whose sound comes, but is not a second yet, is waited for."""
         due_ns = self.sound_ns + self.step.limits.init_wait_s * limits.NS_PER_S
-        if name == "calls":
-            self.loop.tools.expire()
-            self._expect_result()
-        elif name == "silence":
+        if name == "silence":
             self._take_silence()
         elif name == "quiet":
             self._break_silence()
@@ -284,6 +274,8 @@ class OpenAI(Kind):
             self.timers.set("init", (due_ns - self.step.now_ns) / limits.NS_PER_S)
         else:
             super().timed_out(name)
+            if name == "calls":
+                self._expect_result()
 
     def peer_attached(self, event: ev.PeerAttached) -> None:
         """Go on with a client that is back: an answer may still be due."""
@@ -389,9 +381,6 @@ class OpenAI(Kind):
             self.end("context_full")
             return
         self._open()
-
-    def forget_client(self) -> None:
-        """Never called: no fork begins from such a session."""
 
     # -- sound ----------------------------------------------------------------------------------
 
@@ -730,9 +719,6 @@ class OpenAI(Kind):
             self.conversation.end_reply("completed", calls=calls)
         if calls or self.loop.tools.may_feed_refusals():
             self._expect_result()
-
-    def unit_dropped(self) -> None:
-        """Go on after a waiting unit was dropped: only its sound is lost."""
 
     def unit_undone(self) -> None:
         """End the response, of which a unit failed."""

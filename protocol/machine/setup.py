@@ -12,34 +12,35 @@ Its log begins with what the other session did, up to a unit, so the machine com
 was. With `Forked` it begins again: a client of its own waits in the queue and sets it up,
 and the model is rebuilt (B11) where that of another session is opened.
 
-`duplex_parts` makes the parts that all duplex kinds have, and `DUPLEX_HANDLERS` names their methods
+`DuplexKind` wires the parts that all duplex kinds have, and `DUPLEX_HANDLERS` names their methods
 for the events of the model and the decoder; a kind adds those of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Final, Protocol
+from typing import Final
 
 import attrs
 
 from ..values import effects as ef
 from ..values import events as ev
 from ..values.errors import ErrorCode
+from ..values.messages import Listen, Speech, ToolCalled
 from ..values.model import Opening, Tool, Voice
 from ..values.requests import ClientMessage, Init, VoiceName
 from ..values.requests import Voice as AskedVoice
-from ..values.state import BEGINNINGS
+from ..values.state import BEGINNINGS, Gate, SessionKind
 from ..values.utf8 import Refused
 from ..wire.dialects import first_dialect
 from .core import Phase, Recording, Step, Timers
 from .input import Input
-from .kind import Handlers
+from .kind import Handlers, Kind
 from .peer import Peer
-from .slot import Migrating, Migration, Slot
+from .slot import Migration, Slot
 from .tools import ToolCalls
-from .unit_loop import UnitKind, UnitLoop, UserSpeech
+from .unit_loop import UnitLoop, UserSpeech
 
 AT_REST: Final = frozenset({Phase.IDLE, Phase.FINALIZING, Phase.ROLLING_BACK})
 """What a rebuild stands for; a unit that runs, or a model that is opened, is not a past."""
@@ -104,30 +105,6 @@ class PendingInit:
         )
 
 
-class Openable(Protocol):
-    """A kind whose model is opened by an init."""
-
-    is_draining: bool
-
-    def begin(self) -> None:
-        """Queue for the slot."""
-
-    def ready(self, prompt_length: int) -> None:
-        """Go on: the model holds the prompt."""
-
-    def send_created(self, prompt_length: int = 0) -> None:
-        """Tell the client that the session is set up."""
-
-    def init_rejected(self, message: str) -> None:
-        """Answer an init that the model cannot be opened with."""
-
-    def forget_client(self) -> None:
-        """Forget what the client sent that the model has not received, and what it is owed."""
-
-    def give_up(self, text: str) -> None:
-        """End the session: the model does not answer."""
-
-
 @attrs.define(eq=False)
 class Setup:
     """The model, from the init to its prompt, and again after a loss.
@@ -144,7 +121,7 @@ class Setup:
     slot: Slot
     migration: Migration
     loop: UnitLoop
-    kind: Openable
+    kind: DuplexKind
     pending: PendingInit | None = None
     is_opened: bool = False
 
@@ -307,26 +284,6 @@ def _asks_for_another(init: Init) -> bool:
     return any(getattr(init, name) != getattr(plain, name) for name in names)
 
 
-class DuplexKind(Openable, Migrating, UnitKind, Protocol):
-    """A kind with the parts of `duplex_parts`."""
-
-    step: Step
-    timers: Timers
-    recording: Recording
-    peer: Peer
-    slot: Slot
-
-
-def duplex_parts(kind: DuplexKind) -> Setup:
-    """Make the parts of a duplex session: its setup, with migration and unit loop."""
-    step, timers, recording = kind.step, kind.timers, kind.recording
-    peer, slot = kind.peer, kind.slot
-    migration = Migration(step, timers, peer, recording, slot, slot.call, kind)
-    waiting, speech, tools = Input(step, peer), UserSpeech(step), ToolCalls(step, timers, peer)
-    loop = UnitLoop(step, peer, recording, slot, slot.call, migration, waiting, speech, tools, kind)
-    return Setup(step, timers, recording, peer, slot, migration, loop, kind)
-
-
 DUPLEX_HANDLERS: Final[Handlers] = {
     ev.BackendOpened: attrgetter("setup.backend_opened"),
     ev.BackendOpenFailed: attrgetter("setup.backend_open_failed"),
@@ -343,3 +300,84 @@ DUPLEX_HANDLERS: Final[Handlers] = {
     ev.MediaRejected: attrgetter("setup.media_rejected"),
 }
 """The events of every kind with these parts."""
+
+
+@attrs.define(eq=False)
+class DuplexKind(Kind):
+    """A kind whose model runs on units; a kind of its own says where it differs."""
+
+    session_kind = SessionKind.DUPLEX
+    opens_model = True
+
+    setup: Setup = attrs.field(init=False)
+    loop: UnitLoop = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        step, timers, recording = self.step, self.timers, self.recording
+        peer, slot = self.peer, self.slot
+        migration = Migration(step, timers, peer, recording, slot, slot.call, self)
+        waiting, speech, tools = Input(step, peer), UserSpeech(step), ToolCalls(step, timers, peer)
+        self.loop = UnitLoop(
+            step, peer, recording, slot, slot.call, migration, waiting, speech, tools, self
+        )
+        self.setup = Setup(step, timers, recording, peer, slot, migration, self.loop, self)
+        self.slot_user = migration
+
+    @property
+    def gate(self) -> Gate:
+        """The gate that judges the client's messages."""
+        return super().gate if self.setup.pending is None else Gate.OPENING
+
+    @property
+    def samples_waiting(self) -> int:
+        """Samples of the client's sound that no unit in the model has yet."""
+        return self.loop.input.samples_waiting
+
+    def ready(self, prompt_length: int) -> None:
+        """Go on: the model holds the prompt."""
+        self.send_created(prompt_length)
+
+    def send_created(self, prompt_length: int = 0) -> None:
+        """Tell the client that the session is set up."""
+        self.peer.send_created(prompt_length=prompt_length)
+
+    def forget_client(self) -> None:
+        """Forget what the client sent that the model has not received, and what it is owed."""
+        self.loop.forget_client()
+
+    def timed_out(self, name: ev.TimerName) -> None:
+        """Handle a timer: calls whose time is over end, and not the session."""
+        if name == "calls":
+            self.loop.tools.expire()
+        else:
+            super().timed_out(name)
+
+    # -- the units (`UnitKind`) -----------------------------------------------------------------
+
+    def has_model(self) -> bool:
+        """Whether the model is open: input comes only then."""
+        return True
+
+    def must_speak(self) -> bool:
+        """Whether the next unit may not listen."""
+        return False
+
+    def must_listen(self) -> bool:
+        """Whether the next unit may only listen."""
+        return False
+
+    def send_outcome(self, outcome: Listen | Speech) -> None:
+        """Send a unit's outcome."""
+        self.peer.send(outcome)
+
+    def send_calls(self, calls: Sequence[ToolCalled]) -> None:
+        """Send the calls of tools that the model made in a unit."""
+        for call in calls:
+            self.peer.send(call)
+
+    def unit_dropped(self) -> None:
+        """Go on after a waiting unit was dropped: only its sound is lost."""
+
+    def unit_undone(self) -> None:
+        """Go on after a unit that failed, and has no outcome."""

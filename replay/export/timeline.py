@@ -51,7 +51,7 @@ from recorder.format.steps import Step
 from recorder.read.scan import Damage
 from runtime.measures import placing
 from runtime.measures.placing import Line, Positions, Sound, Stretch, Voice
-from runtime.measures.tools import CallStory
+from runtime.measures.talk import CallStory
 
 from ..rerun.logic import Replayer
 from ..story.exchanges import asked_texts, calls_text

@@ -44,7 +44,7 @@ from recorder.read.scan import Damage
 from recorder.write.log import SessionLog
 
 from ..net.connection import Ready
-from .rate_limiter import LARGE_BYTES_MIN
+from ..net.limits import LARGE_BYTES_MIN
 
 RECORDER_STALL_S: Final = 2.0
 """The longest pause of reading while the recorder is behind: a close must be seen (B6)."""

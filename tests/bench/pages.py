@@ -39,13 +39,14 @@ from runtime.model.backends.minicpmo.audio import Hearing
 from runtime.model.backends.minicpmo.config import read_config
 from runtime.model.backends.minicpmo.device import SHARED, stores
 from runtime.model.backends.minicpmo.logits import CodeLogits, TokenLogits
-from runtime.model.backends.minicpmo.model import DuplexModel, full_config, random_model
+from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.session import SteppedSession
 from runtime.model.backends.minicpmo.vocoder import Prepare, Sounding
 from runtime.model.backends.minicpmo.work import Fed, Feed, Speak, Work
 from runtime.model.engine.backend import BATCH_MAX
 from runtime.model.engine.engine import BACKGROUND, Scheduler, Task
 from runtime.model.models import tiny_path
+from tests.models.full_shape import full_config, random_model
 from tests.models.random_model import CONFIG, SMALL, changed
 from tests.project.evidence import add_out, keep
 

@@ -57,8 +57,8 @@ from runtime.commands.bench import (
 )
 from runtime.commands.server_process import RUN, served
 from runtime.net.connection import Ready
-from runtime.session.identity import Identity, SystemIdentities
 from runtime.session.journal import Journal, OpenLog
+from runtime.session.setup import Identity, SystemIdentities
 from tests.bench.formats import FormatName, JsonLines, Mcap, UnitFormat, Wav
 from tests.bench.gateway.material import input_second, output_second
 from tests.bench.units import SECONDS, SECONDS_MAX, SESSIONS_MANY, measure_units

@@ -27,7 +27,7 @@ import torch
 
 from runtime.commands.bench import ARRIVALS
 from runtime.model.backends.minicpmo.config import ModelConfig, load_config
-from runtime.model.backends.minicpmo.model import DuplexModel, full_config, gpu_bytes, random_model
+from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.quantized import BITS
 from runtime.model.models import tiny_path
 from tests.gpu import engine
@@ -36,6 +36,7 @@ from tests.gpu.backend import give_voice
 from tests.gpu.steps import measure
 from tests.gpu.voice import drawn
 from tests.gpu.voice import measure as measure_voice
+from tests.models.full_shape import full_config, gpu_bytes, random_model
 from tests.project.evidence import made
 
 STAGES: Final[Mapping[str, float]] = {

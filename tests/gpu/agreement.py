@@ -24,10 +24,11 @@ from runtime.model.backends.minicpmo.checkpoint import Parts, build_parts
 from runtime.model.backends.minicpmo.config import ModelConfig
 from runtime.model.backends.minicpmo.logits import CodeLogits, shortlists_on
 from runtime.model.backends.minicpmo.machine import Machine
-from runtime.model.backends.minicpmo.model import DuplexModel, Mute, randomize
+from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.tokens import Tokens
 from runtime.model.backends.minicpmo.work import Fed, Work
 from tests.models.blocking import alone
+from tests.models.full_shape import Mute, randomize
 
 UNITS: Final = 4
 SEES: Final = 2

@@ -11,11 +11,12 @@ import torch
 
 from runtime.model.backends.minicpmo.config import load_config
 from runtime.model.backends.minicpmo.device import device_name, pick_device
-from runtime.model.backends.minicpmo.model import DuplexModel, full_config, random_model
+from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.vocoder import PieceVocoder
 from runtime.model.engine.backend import EngineBackend
 from runtime.model.models import tiny_path
 from tests.gpu.voice import drawn
+from tests.models.full_shape import full_config, random_model
 from tests.models.random_model import write_vocoder
 
 ENTRY: Final = "[antiphon.backends]\nfull = tests.gpu.backend:make\n"

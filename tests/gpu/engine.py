@@ -14,7 +14,6 @@ import torch
 from runtime.commands import interrupts
 from runtime.commands.bench import (
     ARRIVALS,
-    SPEAKING_TOKENS,
     Arrival,
     Case,
     Doing,
@@ -30,6 +29,8 @@ from runtime.model.engine.backend import EngineBackend
 
 from .profiled import kernels, stages
 
+SPEAKING_TOKENS: Final = 8
+"""Tokens fed in a speaking unit: the one that begins it, and 7 of text."""
 STAGED: Final = (1, 16, 48)
 """Sessions whose requests are timed one kind at a time, for `STAGED_UNITS` each."""
 STAGED_UNITS: Final = 3

@@ -25,7 +25,6 @@ from runtime import SOURCE_TREE
 from runtime.commands.bench import (
     DUE_S,
     MS,
-    SPEAKING_TOKENS,
     Arrival,
     Case,
     Times,
@@ -37,6 +36,7 @@ from runtime.commands.bench import (
 from runtime.commands.bench import Load as Said
 from runtime.commands.server_process import RUN, served
 from tests.gpu.backend import install
+from tests.gpu.engine import SPEAKING_TOKENS
 from tests.project.evidence import keep, made
 
 WAIT_S: Final = 3.0

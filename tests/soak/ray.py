@@ -181,7 +181,7 @@ def soak(seed: int, rounds: int, found: Found) -> list[float]:
     """Hold the rounds, and judge all sessions; return how long each worker took to come back."""
     chance, talks, back_s = Random(seed), list[Talk](), list[float]()
     with tempfile.TemporaryDirectory() as folder, cluster() as nodes:
-        address = ("--placement", "ray", "--ray-address", nodes.address)
+        address = ("--placement", f"ray:{nodes.address}")
         options = ("--workers-wanted", "2", "--slots", "4", "--record", folder)
         with live_server(*address, *options, model="tiny") as server:
             for number in range(rounds):

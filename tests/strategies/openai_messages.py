@@ -35,9 +35,9 @@ from protocol.values.openai import (
 )
 from protocol.values.requests import AppendSound, ClientMessage
 from protocol.wire.audio import to_pcm16
-from protocol.wire.dialects.openai import ERROR_CODES as DICTATION_CODES
-from protocol.wire.dialects.openai_answers import ERROR_CODES
-from protocol.wire.dialects.openai_requests import PARTS_OF
+from protocol.wire.dialects.openai import ERROR_CODES
+from protocol.wire.dialects.openai import TRANSCRIPTION_CODES as DICTATION_CODES
+from protocol.wire.dialects.openai_shared import PARTS_OF
 from tests.strategies.tools import names, tools
 
 _counts = st.integers(0, 1 << 30)

@@ -25,8 +25,7 @@ from protocol.values.model import (
     ToolResult,
     Turn,
 )
-from runtime.link.calls import HeldModel
-from runtime.model.backends.base import BackendRefused
+from runtime.model.backends.base import BackendRefused, HeldModel
 from runtime.model.backends.minicpmo.chat import Answer, turn_hash
 from runtime.model.backends.minicpmo.chat_prompt import Words, lay_out
 from runtime.model.backends.minicpmo.config import load_config

@@ -25,12 +25,12 @@ from runtime.model.backends.minicpmo.decoder import FusedDecoder, Operators, Sto
 from runtime.model.backends.minicpmo.device import pin
 from runtime.model.backends.minicpmo.logits import INLINE_MAX, Shortlists, TokenLogits
 from runtime.model.backends.minicpmo.machine import Machine, operators_for
-from runtime.model.backends.minicpmo.model import write_tokenizer
 from runtime.model.backends.minicpmo.sampling import decide
 from runtime.model.backends.minicpmo.tokens import Tokens
 from runtime.model.backends.minicpmo.vision import FusedVision
 from runtime.model.models import tiny_path
 from tests.models.flash import flash_on_cpu
+from tests.models.full_shape import write_tokenizer
 from tests.models.random_model import CONFIG, SMALL, changed
 
 ROOT = Path(__file__).parents[3]

@@ -17,8 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from runtime.link.calls import HeldModel, failure_of
-from runtime.model.backends.base import BackendError, ContextFull
+from runtime.model.backends.base import BackendError, ContextFull, HeldModel, failure_of
 from runtime.model.backends.minicpmo import attention, machine
 from runtime.model.backends.minicpmo.attention import KvSlots, Row, SlotCache
 from runtime.model.backends.minicpmo.batched import ON_CPU, Means

@@ -13,7 +13,6 @@ from runtime.model.backends.minicpmo.checkpoint import build_parts
 from runtime.model.backends.minicpmo.config import ModelConfig, read_config
 from runtime.model.backends.minicpmo.device import plan, stores
 from runtime.model.backends.minicpmo.machine import Machine
-from runtime.model.backends.minicpmo.model import FULL, full_config
 from runtime.model.backends.minicpmo.quantized import BITS, chosen
 from runtime.model.backends.minicpmo.voices import REFERENCES_MAX, planned
 from runtime.model.voice.config import FlowConfig, HiftConfig
@@ -22,6 +21,7 @@ from runtime.model.voice.hift import Hift
 from runtime.model.voice.reference import CODES_FILE, SPEAKER_FILE
 from runtime.model.voice.steps import VoiceSteps
 from runtime.model.voice.vocoder import CODES_MAX, Chunk, session_bytes
+from tests.models.full_shape import FULL, full_config
 from tests.models.random_model import CONFIG, SLIDING, SMALL, changed
 from tests.models.random_voice import STEPS, codes, reference, vocoder, write_folder
 

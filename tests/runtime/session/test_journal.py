@@ -17,9 +17,9 @@ from recorder.format.errors import LogFailed
 from recorder.format.records import Record
 from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder, RecorderPolicy
+from runtime.net.limits import LARGE_BYTES_MIN
 from runtime.session import journal
 from runtime.session.journal import RECORDER_STALL_S, WRITE_WAIT_S, Journal
-from runtime.session.rate_limiter import LARGE_BYTES_MIN
 from tests.recorder.test_samples import PATH, MemoryDisk
 from tests.sessions.in_memory import on_virtual_time
 

@@ -16,7 +16,7 @@ from protocol.wire.dialects.realtime import REALTIME
 from recorder.write.log import Loop, SessionLog
 from recorder.write.writer import Durability, Recorder, RecorderPolicy
 from runtime.commands.bench import load_speech
-from runtime.session.identity import SystemIdentities
+from runtime.session.setup import SystemIdentities
 from tests.bench.recording import Talker, make_unit
 from tests.project.sampling import ONE_LOOP
 from tests.recorder.test_samples import PATH, MemoryDisk, record

@@ -25,8 +25,8 @@ from runtime.net.limits import Counters
 from runtime.slots.pool import PoolCounts
 from runtime.slots.workers import WorkersStatistics
 from runtime.telemetry import catalogue, metrics
-from runtime.telemetry.meters import DEADLINE_NS, Instruments
-from runtime.telemetry.metrics import Backlog, Counted, Metrics
+from runtime.telemetry.meters import DEADLINE_NS, Backlog, Instruments
+from runtime.telemetry.metrics import Counted, Metrics
 from runtime.telemetry.watching import ServerStatus, SessionStatus
 from tests.sessions.telemetry import Figures
 
