@@ -40,7 +40,6 @@ from protocol.wire.schema import (
     Message,
     answer_example,
     attribute_docs,
-    describe,
     example,
     request_schema,
 )
@@ -59,6 +58,7 @@ from protocol.wire.table import (
     walk,
 )
 from replay.redact.frames import held
+from tests.fuzz.case import described
 from tests.fuzz.drawing import bodies_of
 from tests.project.sampling import sample
 from tests.strategies.messages import client_messages, mutated_bodies, server_messages
@@ -69,7 +69,7 @@ Json = dict[str, Any]
 MESSAGES = {
     f"{message.dialect} {'/'.join(message.session_kinds)} {message.kind or 'request'}": message
     for name in MODES_OF
-    for message in describe(name)
+    for message in described(name)
 }
 REQUESTS = {name: message for name, message in MESSAGES.items() if message.sender == "client"}
 ANSWERS = {name: message for name, message in MESSAGES.items() if message.sender == "server"}
