@@ -41,6 +41,7 @@ from recorder.format.records import Fields, Record
 from recorder.storage.store import Store
 from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder
+from runtime import RUN
 from runtime.commands import interrupts
 from runtime.commands.bench import (
     BenchError,
@@ -55,7 +56,7 @@ from runtime.commands.bench import (
     sum_up,
     table,
 )
-from runtime.commands.server_process import RUN, served
+from runtime.commands.demo import served
 from runtime.net.connection import Ready
 from runtime.session.journal import Journal, OpenLog
 from runtime.session.setup import Identity, SystemIdentities

@@ -35,7 +35,7 @@ from protocol.wire.kinds import (
     number,
     text,
 )
-from protocol.wire.schema import Message, answer_example, attribute_docs, describe, request_schema
+from protocol.wire.schema import Message, answer_example, attribute_docs, request_schema
 from protocol.wire.table import (
     DROPPED,
     Field,
@@ -51,6 +51,7 @@ from protocol.wire.table import (
     walk,
 )
 from replay.redact.frames import held
+from tests.fuzz import case
 from tests.fuzz.drawing import bodies_of
 from tests.project.sampling import sample
 from tests.strategies.media import MEDIA
@@ -62,7 +63,7 @@ Json = dict[str, Any]
 MESSAGES = {
     f"{message.dialect} {'/'.join(message.session_kinds)} {message.kind or 'request'}": message
     for name in MODES_OF
-    for message in describe(name)
+    for message in case.described(name)
 }
 REQUESTS = {name: message for name, message in MESSAGES.items() if message.sender == "client"}
 ANSWERS = {name: message for name, message in MESSAGES.items() if message.sender == "server"}
