@@ -369,8 +369,8 @@ _SESSION: Final = Object(
         _MODALITY,
         lambda message: message.omni.modality,
         example=["audio", "text"],
-        doc="The same, as the GA API names it.",
     ),
+    "The same, as the GA API names it.",
     Field("instructions", k.TEXT),
     api.null("voice"),
     fixed("input_audio_format", "pcm16"),
@@ -428,11 +428,11 @@ _NEVER: Final = (TRANSCRIPTION_ERRORS | LIVE_ERRORS) - {
 ERROR_CODES: Final = tuple(code for code in ErrorCode if code not in _NEVER)
 
 
-def _event(cls: type, kind: str, *rows: Row, **lacks: object) -> Table:
+def _event(cls: type, kind: str, *rows: Row | str, **lacks: object) -> Table:
     return typed(cls, kind, _NUMBER, api.EVENT_ID, *rows, lacks=lacks)
 
 
-def _numbered(table: Table, *rows: Row, kind: str = "") -> Table:
+def _numbered(table: Table, *rows: Row | str, kind: str = "") -> Table:
     """An event of `openai`, with its number and more fields."""
     return table.with_rows(_NUMBER, *rows, tag={"type": kind} if kind else None)
 
@@ -452,18 +452,13 @@ _AUDIO: Final = _numbered(
         k.integer(OUTPUT_RATE_HZ, OUTPUT_RATE_HZ),
         lambda _: OUTPUT_RATE_HZ,
         rank=1,
-        doc="Of the sound.",
     ),
+    "Of the sound.",
     Object(
         "metadata",
         *_OF_SESSION,
-        computed(
-            "audio_duration_ms",
-            k.INTEGER,
-            _end_ms,
-            example=1000,
-            doc="Of the response's sound so far.",
-        ),
+        computed("audio_duration_ms", k.INTEGER, _end_ms, example=1000),
+        "Of the response's sound so far.",
         rank=1,
         doc="Where it stands.",
     ),
@@ -512,21 +507,16 @@ _CREATED: Final = typed(
     shared.SESSION_CREATED,
     _NUMBER,
     api.EVENT_ID,
-    computed(
-        "attachment_generation", k.integer(1, 1), lambda _: 1, doc="The client's first connection."
-    ),
+    computed("attachment_generation", k.integer(1, 1), lambda _: 1),
+    "The client's first connection.",
     _TOKEN,
     _SESSION,
     lacks={"session_id": "", "prompt_length": 0, "recording": "off"},
 )
 _PLAYED: Final = (
     Field("generated_ms", k.INTEGER),
-    computed(
-        "sent_ms",
-        k.INTEGER,
-        lambda it: it.playback.generated_ms,
-        doc="The same: what is spoken is sent.",
-    ),
+    computed("sent_ms", k.INTEGER, lambda it: it.playback.generated_ms),
+    "The same: what is spoken is sent.",
     Field("played_ms", k.INTEGER),
     Field("committed_ms", k.INTEGER),
 )
