@@ -60,15 +60,9 @@ HISTORY_MAX: Final = 128
 """Messages before the session, as the API has them."""
 UNSUPPORTED: Final = frozenset(
     {
-        "session.instructions.append",
-        "session.thinking.append",
-        "session.commentary.append",
-        "session.output_audio.fixture.play",
-        "decision.create",
-        "decision.item.create",
-        "decision.item.delete",
-        "response.create",
-        "response.item.create",
+        *("session.instructions.append", "session.thinking.append", "session.commentary.append"),
+        *("session.output_audio.fixture.play", "decision.create", "decision.item.create"),
+        *("decision.item.delete", "response.create", "response.item.create"),
         "transport.dtmf.send",
     }
 )
