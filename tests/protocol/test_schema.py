@@ -158,6 +158,16 @@ def test_limits_and_defaults_are_those_of_the_rows() -> None:
     }
 
 
+def test_a_text_after_a_row_is_what_the_field_means() -> None:
+    """The text would be lost, or that of another field."""
+    rows = (Field("a", TEXT), "The first.", Field("b", TEXT, doc="The second."))
+    table = Table(Told, Object("c", *rows), Field("d", TEXT), "The last.")
+    properties = request_schema(table)["properties"]
+    found = {**properties["c"]["properties"], "d": properties["d"]}
+    meant = {name: schema["description"] for name, schema in found.items()}
+    assert meant == {"a": "The first.", "b": "The second.", "d": "The last."}
+
+
 def test_one_row_is_read_written_described_shown_redacted_and_tried() -> None:
     """A field would have to be named in several places, and one of them be forgotten."""
     table = Table(Told, Field("wire_a", text(7, holds=USER_TEXT), attr="a"), tag={"type": "told"})
