@@ -30,7 +30,18 @@ from ...values.modes import Mode
 from ...values.openai import CancelResponse
 from ...values.requests import Append, Ask, ClientMessage, Init, Request
 from ..codec import Fields, Reading, as_object
-from ..kinds import FLAG, INTEGER, SPEECH, TEXT, VOICE, Kind, input_sound, word_of
+from ..kinds import (
+    FLAG,
+    INTEGER,
+    SPEECH,
+    TEXT,
+    VOICE,
+    VOICE_BY_NAME,
+    VOICE_OR_NAME,
+    Kind,
+    input_sound,
+    word_of,
+)
 from ..table import Field, Object, Row, Rule, Table, optional
 from . import chat, shared
 from .base import Context, Dialect, Json
@@ -76,7 +87,10 @@ _INIT: Final = Table(
         ),
         Object(
             "voice",
-            optional("ref_audio_base64", VOICE, attr="ref_audio"),
+            optional("ref_audio_base64", VOICE_OR_NAME, attr="ref_audio"),
+            shared.setting(
+                "ref_audio_path", VOICE_BY_NAME, None, attr="ref_audio", after="ref_audio_base64"
+            ),
             optional("tts_ref_audio_base64", VOICE, attr="tts_ref_audio"),
             omit=True,
         ),
