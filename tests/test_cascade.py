@@ -37,7 +37,7 @@ from protocol.values.model import (
 from recorder.format.format import recording_id_of
 from recorder.storage.store import Store
 from replay.assess.run import word_errors, words_of
-from runtime.commands.server_process import RUN
+from runtime import RUN
 from runtime.media.sound import decode_voice
 from runtime.media.voices import VoiceLibrary
 from runtime.model.models import ModelUnusableError, load_backend

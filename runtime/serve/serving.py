@@ -46,14 +46,14 @@ from ..net.listener import Address
 from ..net.memory import find_what_was_spared, keep_what_is_freed, spare_what_stays
 from ..net.tls import Certificate, CertificateError
 from ..placement.placement import Load, Placement, Scales, placement_of
-from ..session.identity import SystemIdentities
 from ..session.journal import FIN_WAIT_S, ready_now
 from ..session.model_calls import RELEASE_WAIT_S
 from ..session.server import Server
+from ..session.setup import SystemIdentities
 from ..session.speech_input import ENERGY_ONLY, SpeechInput, Transcriber
 from ..settings.settings import Settings
 from ..slots.workers import REPLACE_SPARE_S, Workers
-from ..telemetry.setup import TracesMissingError
+from ..telemetry.watchers import TracesMissingError
 from .gateway import Gateway
 
 # -- open files ------------------------------------------------------------------------------------

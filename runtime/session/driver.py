@@ -9,7 +9,7 @@
   session sees what it would see if the judge answered at once.
 - The driver awaits only its inbox: never the network, a model call or the log. Only `Send` and
   `Close` wait for the log's write(2), in the writer task.
-- An effect goes to the part that performs it, and none of them waits: `ClientConnection`, the slot
+- An effect goes to the part that performs it, and none of them waits: `AttachedClient`, the slot
   and the model (`ModelCalls`), timers, media decodes, speech detection.
 """
 
@@ -44,12 +44,12 @@ from ..media.decoder import Client, decode_at_once
 from ..media.speech_detector import SpeechDetector
 from ..media.values import Decoded, MediaError
 from ..net.connection import Connection, Ready
+from ..net.limits import LARGE_BYTES_MIN, LargeMessageLimiter
 from ..telemetry.watching import SessionStatus, Watcher
 from .crash_recovery import RecoveredSession
 from .journal import FrameIndex, Journal, MarkRefused, OpenLog, ready_now
 from .model_calls import Inbox, ModelCalls
-from .peer import ClientConnection, Tokens
-from .rate_limiter import LARGE_BYTES_MIN, RateLimiter
+from .peer import AttachedClient, Tokens
 from .speech_input import SpeechInput
 
 T = TypeVar("T")
@@ -97,7 +97,7 @@ class Driver:
         open_log: OpenLog | None,
         make_calls: Callable[[Inbox], ModelCalls],
         decode_media: DecodeMedia,
-        limiter: RateLimiter,
+        limiter: LargeMessageLimiter,
         has_room: Callable[[int], bool],
         owner: str,
         party: str,
@@ -136,7 +136,7 @@ class Driver:
             units_dropped = recovered.session.counts["units_dropped"]
         self.away_ns = self.now_ns() if recovered and recovered.fork is None else None
         self._journal = Journal(open_log, self._recording_failed, **log_so_far)
-        self.peer = ClientConnection(token, self._journal.again, tokens)
+        self.peer = AttachedClient(token, self._journal.again, tokens)
         client = Client(is_live=opened.mode != "chat", owner=owner)
         self._decodes = MediaDecodes(
             decode=decode_media, client=client, inbox=self, on_done=self._relieve
@@ -303,7 +303,8 @@ class Driver:
         """
         if number != self.peer.number:
             return anyio.sleep_forever()  # another connection has taken its place
-        self.peer.tokens.forget_old()  # it has its greeting: it sends on the new connection
+        if self.peer.tokens.hashes[1:]:  # it has its greeting: it sends on the new connection
+            self.peer.tokens.forget_old()
         first = frames[0]
         if isinstance(first, Shortened):
             self.bring(ev.FrameReceived(at_ns=self.now_ns(), frame=None, shortened=first))
@@ -483,7 +484,7 @@ class Driver:
             if is_early and not self._has_room(len(event.frame or b"")):
                 event = attrs.evolve(event, has_room=False)
             event = session.shortened(event)
-        self._journal.append_event(event)
+        self._journal.append_event(event, is_step=True)
         self._record_and_perform(session, event, session.step(event))
 
     def _record_and_perform(
@@ -508,8 +509,11 @@ class Driver:
             if self._transcript is not None:
                 self._transcript.saw(effect)
             match effect:
-                case ef.Send():
-                    self.peer.send(effect.frame, ready)
+                case ef.Send(frame=frame):
+                    if self.peer.arrivals:
+                        frame = self.peer.with_token(frame)
+                    if self.peer.connection is not None:
+                        self.peer.connection.send(frame, ready)
                 case ef.Attach():
                     self.peer.greet(effect, ready)
                 case ef.Close():
@@ -745,7 +749,7 @@ class Timers:
             self._sleep_until_next()
 
     async def run(self) -> None:
-        """Post each timer when it is due, until cancelled."""
+        """Bring each timer's event when it is due, until cancelled."""
         while True:
             with anyio.CancelScope() as self._sleep:
                 self._sleep_until_next()
@@ -761,7 +765,8 @@ class Timers:
     def _fire(self) -> None:
         now_ns = self._inbox.now_ns()
         due = [it for it in self._pending.values() if it.at_ns <= now_ns + ROUNDING_NS]
-        for it in sorted(due, key=lambda it: it.at_ns):
+        for it in due:
             del self._pending[it.name]
+        for it in sorted(due, key=lambda it: it.at_ns):
             fired = ev.TimerFired(at_ns=now_ns, name=it.name, generation=it.generation)
-            self._inbox.post(fired)
+            self._inbox.bring(fired)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import attrs
 
-from runtime.commands.server_process import RUN, words_of
+from runtime import RUN
+from runtime.commands.demo import words_of
 
 STOP_WAIT_S = 90
 SAME_SEED = (*RUN[:3], f"import secrets; secrets.randbits = lambda _: 5; {RUN[3]}")

@@ -2,7 +2,7 @@
 
 `World` is a server without sockets: the real driver, connection, queue, recorder and machine around
 a scripted backend. `Peer` is both ends of one in-memory WebSocket: the server's side of it is what
-`runtime.net.websocket.WebSocket` asks for, the test's side sends, listens, stalls and vanishes.
+`runtime.net.connection.WebSocket` asks for, the test's side sends, listens, stalls and vanishes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from runtime.media.values import Decoded
 from runtime.model.backends.base import Backend
 from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_chat import tone
-from runtime.net.websocket import MESSAGES_A_READ, TOGETHER_BYTES_MAX, OnMessages, WebSocketClosed
+from runtime.net.connection import OnMessages, WebSocketClosed
+from runtime.net.websocket import MESSAGES_A_READ, TOGETHER_BYTES_MAX
 from runtime.session import journal, speech_input
 from runtime.session.server import Server
 from runtime.session.setup import Arrival, Parent
@@ -264,7 +265,7 @@ def is_small(message: object) -> TypeGuard[str]:
 
 
 class _ServerEnd:
-    """The server's side of a `Peer`, as a `runtime.net.websocket.WebSocket`."""
+    """The server's side of a `Peer`, as a `runtime.net.connection.WebSocket`."""
 
     def __init__(self, peer: Peer) -> None:
         self.deliver = peer.deliver

@@ -1,4 +1,4 @@
-"""Frame boundaries and decoders, against the codec that they stand for."""
+"""Frame boundaries and the decoder, against the codec that they stand for."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from wsproto.connection import SERVER, Connection
 from wsproto.events import BytesMessage, CloseConnection, Ping, Pong, TextMessage
 
 from protocol.values.utf8 import TEXT_BYTES_MIN, Utf8Text
-from runtime.net.frames import BytewiseDecoder, FrameScanner, message_of, text_frames
 from runtime.net.limits import FRAGMENT_BYTES_MIN, FRAGMENT_COST
+from runtime.net.websocket import FrameScanner, message_of, text_frames, tune
 from tests.network.transport import CLOSE, CONTINUATION, PING, PONG, TEXT, raw_frame
 
 BINARY = 0x2
@@ -204,7 +204,7 @@ def received(opcode: int, pieces: list[bytes], *, bytewise: bool) -> object:
     """
     connection = Connection(SERVER)
     if bytewise:
-        connection._proto._message_decoder = BytewiseDecoder()
+        tune(connection)
     parts: list[str | bytes] = []
     for i, piece in enumerate(pieces):
         fin = i == len(pieces) - 1
@@ -259,7 +259,7 @@ def test_emojis_cost_no_more_memory_than_letters() -> None:
 
     def peak(piece: bytes) -> int:
         connection = Connection(SERVER)
-        connection._proto._message_decoder = BytewiseDecoder()
+        tune(connection)
         parts = []
         tracemalloc.start()
         for i in range(32):

@@ -19,11 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from protocol.values.utf8 import KEPT_CHARS, Received, Shortened, Utf8Text, frame_bytes
-from runtime.net.frames import FastMasker
+from protocol.values.utf8 import KEPT_CHARS, Received, Shortened, Utf8Text
+from protocol.wire.codec import frame_bytes
+from runtime.net.connection import WebSocket, WebSocketClosed
 from runtime.net.link import READ_BYTES
 from runtime.net.listener import Address, WebSocketRequest
-from runtime.net.websocket import CLOSE_WAIT_S, WebSocket, WebSocketClosed
+from runtime.net.websocket import CLOSE_WAIT_S, FastMasker
 from tests.network.transport import (
     CLOSE,
     CONTINUATION,
@@ -326,6 +327,10 @@ async def test_what_came_before_a_message_that_is_too_big_is_heard_first() -> No
         (raw_frame(PING, b"x" * 126), struct.pack("!H", 1002) + b"no frame of RFC 6455"),
         (raw_frame(CLOSE, b"x"), struct.pack("!H", 1002) + b"no frame of RFC 6455"),
         (raw_frame(CONTINUATION, b"x"), struct.pack("!H", 1002) + b"no frame of RFC 6455"),
+        (
+            raw_frame(TEXT, b"x", fin=False) + raw_frame(TEXT, b"x"),
+            struct.pack("!H", 1002) + b"no frame of RFC 6455",
+        ),
     ],
 )
 async def test_whoever_breaks_the_protocol_is_told_which_rule(data: bytes, close: bytes) -> None:
