@@ -237,7 +237,7 @@ class JudgeThread:
     async def _judge_all(self) -> None:
         together, self._waiting, self._is_busy = self._waiting, [], True
         try:
-            await in_thread(lambda: [it.run() for it in together])
+            await in_thread(lambda: [*map(Search.run, together)])
         finally:
             self._is_busy = False
             self._waiting = [it for it in together if it.found is None] + self._waiting
