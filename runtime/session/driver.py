@@ -144,7 +144,7 @@ class Driver:
         self._calls = make_calls(self)
         self._speech_input = speech_input
         self._detector = SpeechDetector(speech_input.make_judge)
-        self._sounds = deque[ef.DetectSpeech]()
+        self._sounds: list[ef.DetectSpeech] = []
         self._timers = Timers(self)
         self._transcript = speech_input.transcript_writer(opened, self, units_dropped)
         for event in () if recovered is None else recovered.losses(self.now_ns()):
@@ -536,21 +536,22 @@ class Driver:
 
     def _find_speech(self, effect: ef.DetectSpeech, now_ns: int) -> None:
         """Have speech found in sound, before any other event is taken."""
-        if not self._detector.is_slow(effect):
-            self._events.put_first(self._detector.detect(effect, now_ns))
-            return
-        self._sounds.append(effect)
-        if not self._events.is_held:
+        if self._events.is_held:
+            self._sounds.append(effect)  # of the same step
+        elif self._detector.is_slow(effect):
+            self._sounds.append(effect)
             self._events.is_held = True
             self._tasks.start_soon(self._judge, now_ns)
+        else:
+            self._events.put_first(self._detector.detect(effect, now_ns))
 
     async def _judge(self, at_ns: int) -> None:
         """Judge the sounds of a step, and then go on."""
-        found: list[ev.Event] = []
-        held_bytes = sum(len(effect.data) for effect in self._sounds)
+        sounds, self._sounds = self._sounds, []
+        held_bytes = sum(len(effect.data) for effect in sounds)
         self._events.frame_bytes += held_bytes
-        while self._sounds:
-            effect = self._sounds.popleft()
+        found: list[ev.Event] = []
+        for effect in sounds:
             found += await self._speech_input.search(self._detector, effect, at_ns)
         self._events.frame_bytes -= held_bytes
         self._events.is_held = False

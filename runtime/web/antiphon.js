@@ -108,7 +108,7 @@ const PASSING_CLOSE_CODES = [1001, 1006, 1011, 1012, 1013, 1014];
  *   without it a transcription takes the server's
  * @property {string} [instructions] the system prompt; in chat a message says it
  * @property {object} [config] inference settings, as on the wire
- * @property {{ref_audio_base64?: string, tts_ref_audio_base64?: string}} [voice] as on the wire
+ * @property {{ref_audio_base64?: string, ref_audio_path?: string, tts_ref_audio_base64?: string}} [voice] as on the wire
  * @property {Record<string, Tool>} [tools] functions that the model of a duplex session may call, by name: they run
  *   while the session is read, and what they return goes back by itself. In chat each question has its own
  * @property {boolean} [record] false: the session is not to be recorded; a server that must refuses

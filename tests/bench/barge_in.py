@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -326,6 +327,7 @@ def main() -> int:
         found |= {it: measure(asked.count, JUDGES[it]) for it in ("energy", "silero")}
     if asked.only != "error":
         network()
+        found["machine"] = {"cores": os.cpu_count(), "other_load": round(os.getloadavg()[0], 1)}
         found["cost"] = {
             name: [
                 *(cost(judge, it, 100) for it in SESSIONS),

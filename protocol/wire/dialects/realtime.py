@@ -81,7 +81,10 @@ _INIT: Final = typed(
         ),
         Object(
             "voice",
-            optional("ref_audio_base64", k.VOICE, attr="ref_audio"),
+            optional("ref_audio_base64", k.VOICE_OR_NAME, attr="ref_audio"),
+            shared.setting(
+                "ref_audio_path", k.VOICE_BY_NAME, None, attr="ref_audio", after="ref_audio_base64"
+            ),
             optional("tts_ref_audio_base64", k.VOICE, attr="tts_ref_audio"),
             omit=True,
         ),

@@ -85,6 +85,8 @@ class BackendInfo:
         tools: its chat takes tools (`Turn.tools`), and tells calls apart from text.
         duplex_tools: its units have a silent part (`Finalized.silent`), in which it calls tools
             (`Opening.tools`), and take events (`Unit.inputs`).
+        voices: names of the only voices that it has, of which it takes the one that is nearest to
+            reference audio; empty if it speaks with the voice of that.
     """
 
     name: str
@@ -101,6 +103,7 @@ class BackendInfo:
     varies: str = ""
     tools: bool = False
     duplex_tools: bool = False
+    voices: tuple[str, ...] = ()
 
 
 def require_tools(info: BackendInfo, turn: md.Turn) -> None:

@@ -9,6 +9,8 @@ import { OwnVoice } from "./voice.js";
 
 /** The longest system prompt that a server takes. */
 const PROMPT_CHARS_MAX = 32_768;
+/** Before a name of the server's library of voices. */
+const LIBRARY = "library:";
 /** Reference audio: 30 s in any format that is taken. */
 const VOICE_BYTES_MAX = 12 * 1024 * 1024;
 
@@ -35,6 +37,7 @@ export class Setup {
     onchange: () => this.#takeFile(),
     oncancel: () => (this.#voice.value = this.#reference ? "file" : "own"),
   });
+  #nearest = h("p", { class: "soft small", hidden: true });
   #microphone = select([["", "Default"]]);
   #speaker = select([["", "Default"]]);
   #recorder = new OwnVoice(
@@ -55,6 +58,7 @@ export class Setup {
       h("p", { class: "soft small" }, "Takes effect when a conversation begins."),
       field("Prompt", this.#prompt),
       field("Voice", this.#voice),
+      this.#nearest,
       this.#file,
       this.#recorder.element,
       this.#problem,
@@ -66,12 +70,15 @@ export class Setup {
   }
 
   /** @param {any} facts of the server */
-  learn({ settings, sliding_windows: windows }) {
+  learn({ settings, sliding_windows: windows, voices }) {
     if (this.#form || !windows.length) return;
     const duplex = { ...settings.duplex, sliding_window: { ...settings.duplex.sliding_window, enum: windows } };
     this.#form = settingsForm(duplex);
     fill(this.#advanced, this.#form.element);
-    this.#offerDefaultVoice();
+    const some = voices.join(", ");
+    this.#nearest.textContent = `This model copies no voice: of its own (${some}) it takes the nearest in pitch.`;
+    this.#nearest.hidden = !some;
+    this.#offerVoices();
   }
 
   /** Names are known once the browser's user has let the page use a device. */
@@ -96,12 +103,14 @@ export class Setup {
     if (this.#form && !this.#form.check()) return null;
     const config = this.#form?.values() ?? {};
     const isOwn = this.#voice.value === "record";
+    const [, name] = this.#voice.value.split(LIBRARY);
     const base64 = isOwn ? this.#recorder.take() : this.#reference?.base64;
     if (isOwn && !base64) return null;
     return {
       instructions: this.#prompt.value,
       ...(Object.keys(config).length ? { config } : {}),
       ...(base64 ? { voice: { ref_audio_base64: base64 } } : {}),
+      ...(name ? { voice: { ref_audio_path: name } } : {}),
     };
   }
 
@@ -126,10 +135,12 @@ export class Setup {
       input.disabled = isRunning;
   }
 
-  async #offerDefaultVoice() {
-    const { default: name } = await askJson("/api/voices").catch(() => ({}));
-    if (!name) return;
-    this.#voice.options[0].after(h("option", { value: "default" }, `The server’s: ${name}`));
+  async #offerVoices() {
+    const { default: first, voices = [] } = await askJson("/api/voices").catch(() => ({}));
+    const offered = first ? [h("option", { value: "default" }, `The server’s: ${first}`)] : [];
+    for (const { name } of voices)
+      if (name !== first) offered.push(h("option", { value: LIBRARY + name }, name));
+    this.#voice.options[0].after(...offered);
   }
 
   async #pickVoice() {

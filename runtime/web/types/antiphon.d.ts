@@ -69,7 +69,7 @@ export function connect<T extends Options>(url: string, options: T): Promise<T["
  *   without it a transcription takes the server's
  * @property {string} [instructions] the system prompt; in chat a message says it
  * @property {object} [config] inference settings, as on the wire
- * @property {{ref_audio_base64?: string, tts_ref_audio_base64?: string}} [voice] as on the wire
+ * @property {{ref_audio_base64?: string, ref_audio_path?: string, tts_ref_audio_base64?: string}} [voice] as on the wire
  * @property {Record<string, Tool>} [tools] functions that the model of a duplex session may call, by name: they run
  *   while the session is read, and what they return goes back by itself. In chat each question has its own
  * @property {boolean} [record] false: the session is not to be recorded; a server that must refuses
@@ -452,6 +452,7 @@ export type Options = {
      */
     voice?: {
         ref_audio_base64?: string;
+        ref_audio_path?: string;
         tts_ref_audio_base64?: string;
     } | undefined;
     /**

@@ -317,6 +317,39 @@ def test_what_waits_for_a_detector_is_bounded(monkeypatch: pytest.MonkeyPatch) -
     on_virtual_time(body)
 
 
+def test_sounds_of_one_step_are_judged_in_order() -> None:
+    """A short one would be judged at once, before the long one that came before it."""
+    judged: list[int] = []
+
+    class Notes(Slow):
+        def judge(self, effect: ef.DetectSpeech) -> list[bool]:
+            judged.append(effect.at)
+            return super().judge(effect)
+
+    async def body() -> None:
+        async with world(judge=after_a_while) as server:
+            server.server._speech_input = SpeechInput(Notes)
+            peer = server.connect("audio", endpoint="openai", label="scripted")
+            await peer.heard("session.created")
+            (one,) = server.server._drivers
+            for at, length in ((0, 48_000), (24_000, 960)):
+                effect = ef.DetectSpeech(
+                    at=at,
+                    rate_hz=24_000,
+                    data=bytes(length),
+                    threshold=0.5,
+                    silence_ms=500,
+                    is_speech=False,
+                )
+                one._find_speech(effect, 0)
+            await anyio.sleep(1)
+            peer.leave(1000)
+            await server.quiet()
+
+    on_virtual_time(body)
+    assert judged == [0, 24_000]
+
+
 @pytest.mark.parametrize("is_resumable", [False, True])
 def test_speech_of_the_last_sound_is_found_before_the_end(
     is_resumable: bool, tmp_path: Path
