@@ -338,6 +338,8 @@ async def _judge(settings: Settings) -> Callable[[], Judge]:
     try:
         await anyio.to_thread.run_sync(network, abandon_on_cancel=True)
     except NoSileroError as error:
+        if settings.detector is None:
+            return EnergyJudge
         raise CannotServeError(str(error)) from error
     return SileroJudge
 

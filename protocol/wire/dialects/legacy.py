@@ -224,15 +224,15 @@ ANSWERS: Final = (
 )
 
 
-def encode_closed(closed: ms.Closed) -> tuple[str, ...]:
-    """Write a session's end, in one frame or two; `LocalProtocolError` if it is never sent here."""
+def _of_end(closed: ms.Closed) -> tuple[Table, ...]:
+    """The tables of a session's end; `LocalProtocolError` if it is never sent here."""
     reason = closed.reason
     if reason in TIMEOUTS:
-        return (TIMEOUT.encode(closed),)
+        return (TIMEOUT,)
     if reason in FAULTS:
-        return (FAULT.encode(closed), STOPPED.encode(closed))
+        return FAULT, STOPPED
     if reason in {"client", "cancelled"}:
-        return (STOPPED.encode(closed),)
+        return (STOPPED,)
     raise LocalProtocolError(f"no frame for the end {reason} in legacy-duplex: it is never sent")
 
 
@@ -351,17 +351,5 @@ _REQUESTS: Final = {
 }
 
 
-class LegacyDuplex(Dialect):
-    """The dialect of 002."""
-
-    def encode(self, message: ms.ServerMessage) -> tuple[str, ...]:
-        """Write a server's message as frames."""
-        match message:
-            case ms.Listen() | ms.Speech() | ms.Pending():
-                return (RESULT.encode(message),)
-            case ms.Closed():
-                return encode_closed(message)
-        return super().encode(message)
-
-
-LEGACY_DUPLEX: Final = LegacyDuplex("legacy-duplex", _REQUESTS, ANSWERS)
+LEGACY_DUPLEX: Final = Dialect("legacy-duplex", _REQUESTS, ANSWERS, choose={ms.Closed: _of_end})
+"""The dialect of 002."""

@@ -31,10 +31,10 @@ from ...values.behaviour import DUPLEX_TOOLS
 from ...values.errors import LIVE_ERRORS, TRANSCRIPTION_ERRORS, ErrorCode
 from ...values.limits import APPEND_SAMPLES_MAX, INPUT_ID_CHARS_MAX, MS_PER_S
 from ...values.model import CODINGS, INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, DuplexConfig
-from ...values.requests import Append, ClientMessage, Init, ReferenceAudio, Report, Request
+from ...values.requests import Append, Init, ReferenceAudio, Report, Request
 from .. import kinds as k
 from ..audio import to_float32, to_pcm16
-from ..codec import Context, Json, Reading, Value, encode_base64, invalid
+from ..codec import Reading, Value, encode_base64, invalid
 from ..table import (
     Constant,
     Dialect,
@@ -471,12 +471,12 @@ _AUDIO: Final = _numbered(
 _WORDS: Final = _numbered(api.WORDS)
 
 
-def _of_reply(table: Table) -> Table:
+def _of_response(table: Table) -> Table:
     """A state of a response, which names it at the top too."""
     row = computed(
         "response_id",
         k.TEXT,
-        lambda state: state.reply.id,
+        lambda state: state.response.id,
         example="resp_7b20d9c3a415",
         doc="The response.",
     )
@@ -493,7 +493,7 @@ _ITEMS: Final[Mapping[str, tuple[Table, ...]]] = {
     for kind, table in api.ITEMS.items()
 }
 """An item is added in two words: that of the GA API, and that of its beta."""
-_BEGAN, _DONE = _of_reply(api.BEGAN), _of_reply(api.DONE)
+_BEGAN, _DONE = _of_response(api.BEGAN), _of_response(api.DONE)
 _LISTEN: Final = _event(
     ms.Listen,
     "response.listen",
@@ -586,36 +586,24 @@ ANSWERS: Final = (
 )
 
 
-class Omni(Dialect):
-    """The dialect of vLLM-Omni's duplex protocol."""
-
-    def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
-        """Check every field of a client's message; a known event that is not offered is named."""
-        kind = body.get("type")
-        if isinstance(kind, str) and kind in UNSUPPORTED:
-            raise api.unsupported("$.type", f"{kind}: the model takes no text in a conversation")
-        return super().parse(request, body, context)
-
-    def encode(self, message: ms.ServerMessage) -> tuple[str, ...]:
-        """Write a server's message as frames; a speaking second has its sound first."""
-        return tuple(table.encode(message) for table in self._tables(message))
-
-    def _tables(self, message: ms.ServerMessage) -> tuple[Table, ...]:
-        match message:
-            case ms.QueueDone():
-                return ()
-            case ms.Speech():
-                return (_AUDIO, _WORDS) if message.pcm else (_WORDS,)
-            case oa.ReplyStep():
-                return (_STEPS[message.kind],)
-            case oa.InputStep():
-                found = _INPUTS.get(message.kind)
-                return () if found is None else (found,)
-            case oa.ItemStep():
-                return _ITEMS[message.kind]
-            case oa.ReplyState():
-                return (_BEGAN if message.reply.status == "in_progress" else _DONE,)
-        return (self._written[type(message)],)
+def _of_input(step: oa.InputStep) -> tuple[Table, ...]:
+    found = _INPUTS.get(step.kind)
+    return () if found is None else (found,)
 
 
-OMNI: Final = Omni("vllm-omni", REQUESTS, ANSWERS, _OTHER_TYPES)
+OMNI: Final = Dialect(
+    "vllm-omni",
+    REQUESTS,
+    ANSWERS,
+    types=_OTHER_TYPES,
+    choose={
+        ms.QueueDone: lambda _: (),
+        ms.Speech: lambda speech: (_AUDIO, _WORDS) if speech.pcm else (_WORDS,),
+        oa.ReplyStep: lambda step: (_STEPS[step.kind],),
+        oa.InputStep: _of_input,
+        oa.ItemStep: lambda step: _ITEMS[step.kind],
+        oa.ReplyState: lambda it: (_BEGAN if it.response.status == "in_progress" else _DONE,),
+    },
+    unserved=dict.fromkeys(UNSUPPORTED, ": the model takes no text in a conversation"),
+)
+"""The dialect of vLLM-Omni's duplex protocol."""

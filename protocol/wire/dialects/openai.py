@@ -17,7 +17,9 @@ Choices in addition to them:
 
 from __future__ import annotations
 
-from typing import Final, cast
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final, cast
 
 import attrs
 
@@ -48,6 +50,7 @@ from ..table import (
 )
 from . import openai_shared as api
 from . import shared
+from .live import REASONS
 from .shared import PROMPT, setting
 
 # -- the settings of a session --------------------------------------------------------------------
@@ -423,7 +426,7 @@ _WAITS: Final = typed(
         get=_wait,
         doc="One: of sessions, or of the tokens of the model's context.",
     ),
-    lacks={"place": api.NOWHERE},
+    lacks={"place": shared.NOWHERE},
 )
 """The session waits for its slot: all SDKs know this event, and none fails at it."""
 _LEFT: Final = typed(
@@ -578,21 +581,12 @@ _TRANSCRIPTION_ANSWERS: Final = (
 
 # -- both -----------------------------------------------------------------------------------------
 
-KNOWN: Final = frozenset(
-    {table.kind for table in _REQUESTS.values()}
-    | {"output_audio_buffer.clear", "transcription_session.update"}
-)
-"""Events of the API that a client may send."""
-
 
 class OpenAI(Dialect):
     """The dialect of OpenAI's Realtime API."""
 
     def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
-        """Check every field of a client's message; a known event that is not offered is named."""
-        kind = body.get("type")
-        if isinstance(kind, str) and kind in KNOWN and kind not in self.types:
-            raise api.unsupported("$.type", f"{kind}, which is not served here")
+        """Check every field of a client's message; a setting that is null is turned off."""
         message = super().parse(request, body, context)
         match message:
             case oa.Configure():
@@ -615,33 +609,6 @@ class OpenAI(Dialect):
             if is_off:
                 session.setdefault("audio", {}).setdefault("input", {})[name] = None
         return dump_frame(body)
-
-    def encode(self, message: ms.ServerMessage) -> tuple[str, ...]:
-        """Write a server's message as frames; a speaking second has its text first."""
-        return tuple([table.encode(message) for table in self._tables(message)])
-
-    def _tables(self, message: ms.ServerMessage) -> tuple[Table, ...]:
-        match message:
-            case ms.Speech():
-                words = (api.WORDS,) if message.text else ()
-                return (*words, api.SOUND) if message.pcm or not words else words
-            case oa.ReplyStep():
-                return (api.STEPS[message.kind],)
-            case oa.InputStep():
-                return (api.INPUTS[message.kind],)
-            case oa.ItemStep():
-                return (api.ITEMS[message.kind],)
-            case oa.ReplyState():
-                return (api.BEGAN if message.reply.status == "in_progress" else api.DONE,)
-            case ms.Queued() | ms.QueueUpdate() if message.is_for_openai:
-                return (_WAITS,)
-            case ms.Closed(reason=reason) if reason not in api.REASONS:
-                raise LocalProtocolError(f"no end for {reason}: it is never sent")
-            case ms.Closed() | ms.Queued() | ms.QueueUpdate() | ms.QueueDone():
-                return ()
-            case ms.Listen() | ms.GoingAway():
-                return ()
-        return (self._written[type(message)],)
 
     def decode(self, body: Json, mode: Mode = "video") -> tuple[ms.ServerMessage, ...]:
         """Read a server's message; of limits there are two kinds."""
@@ -670,10 +637,40 @@ def _is_null(body: Json, name: str) -> bool:
     return isinstance(found, dict) and found.get(name, found) is None
 
 
-OPENAI: Final = OpenAI("openai", _REQUESTS, _ANSWERS)
+def _of_end(closed: ms.Closed) -> tuple[Table, ...]:
+    if closed.reason not in REASONS:
+        raise LocalProtocolError(f"no end for {closed.reason}: it is never sent")
+    return ()
+
+
+def _of_place(place: ms.Queued | ms.QueueUpdate) -> tuple[Table, ...]:
+    return (_WAITS,) if place.is_for_openai else ()
+
+
+_CHOOSE: Final[Mapping[type, Callable[[Any], tuple[Table, ...]]]] = {
+    ms.Speech: partial(api.speech, api.WORDS, api.SOUND),
+    oa.ReplyStep: lambda step: (api.STEPS[step.kind],),
+    oa.InputStep: lambda step: (api.INPUTS[step.kind],),
+    oa.ItemStep: lambda step: (api.ITEMS[step.kind],),
+    oa.ReplyState: lambda it: (api.BEGAN if it.response.status == "in_progress" else api.DONE,),
+    **dict.fromkeys((ms.Queued, ms.QueueUpdate), _of_place),
+    ms.Closed: _of_end,
+    **dict.fromkeys((ms.QueueDone, ms.Listen, ms.GoingAway), lambda _: ()),
+}
+_UNSERVED: Final = dict.fromkeys(
+    (
+        *(table.kind for table in _REQUESTS.values()),
+        *("output_audio_buffer.clear", "transcription_session.update"),
+    ),
+    ", which is not served here",
+)
+"""Events of the API that a client may send, where they are not served."""
+OPENAI: Final = OpenAI("openai", _REQUESTS, _ANSWERS, choose=_CHOOSE, unserved=_UNSERVED)
 OPENAI_TRANSCRIPTION: Final = OpenAI(
     "openai-transcription",
     {Request.UPDATE: _TRANSCRIPTION_CONFIGURE, **_SOUND_REQUESTS},
     _TRANSCRIPTION_ANSWERS,
+    choose=_CHOOSE,
+    unserved=_UNSERVED,
 )
 """The dialect of its transcription sessions."""

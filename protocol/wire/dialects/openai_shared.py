@@ -132,16 +132,6 @@ ERROR_CODES: Final = tuple(
     if code not in errors.TRANSCRIPTION_ERRORS | errors.OPENAI_ERRORS
     or code is errors.ErrorCode.MODEL_NOT_FOUND
 )
-NOWHERE: Final = ms.QueuePlace(position=0, estimated_wait_s=0, ticket_id="", queue_length=0)
-REASONS: Final[Mapping[ms.EndReason, str]] = {
-    "client": "close_requested",
-    "cancelled": "close_requested",
-    "timeout": "expired",
-    "context_full": "expired",
-    **dict.fromkeys(("backend_error", "server_shutdown"), "connection_lost"),
-    **dict.fromkeys(("invalid_frame", "flooded"), "connection_lost"),
-}
-"""The ends of a session that are sent, in the words of the Live API."""
 _PARAM: Final = re.compile(r"\$\.([A-Za-z0-9_.\[\]]+): ")
 """The path with which the text of a field's error begins."""
 
@@ -180,6 +170,13 @@ def error_table(codes: tuple[errors.ErrorCode, ...], cause: str) -> Table:
 def sound_of(speech: ms.Speech) -> bytes:
     """The sound of a message, as its session writes it."""
     return compress(to_pcm16(speech.pcm), speech.coding)
+
+
+def speech(words: Table, sound: Table, message: ms.Speech) -> tuple[Table, ...]:
+    """The tables of a speaking second: its text comes first, if there is any."""
+    if not message.text:
+        return (sound,)
+    return (words, sound) if message.pcm else (words,)
 
 
 # -- functions that the client runs ---------------------------------------------------------------
@@ -608,30 +605,30 @@ _NULLABLE: Final = k.Kind(
 )
 
 
-def _details(reply: oa.Reply) -> dict[str, object] | None:
-    if reply.status == "in_progress" or (reply.status == "completed" and not reply.fault):
+def _details(response: oa.RealtimeResponse) -> dict[str, object] | None:
+    if response.status == "in_progress" or (response.status == "completed" and not response.fault):
         return None
-    details: dict[str, object] = {"type": reply.status}
-    if reply.reason:
-        details["reason"] = reply.reason
-    if reply.fault:
-        is_client = reply.fault == errors.ErrorCode.UNSUPPORTED
+    details: dict[str, object] = {"type": response.status}
+    if response.reason:
+        details["reason"] = response.reason
+    if response.fault:
+        is_client = response.fault == errors.ErrorCode.UNSUPPORTED
         kind = "invalid_request_error" if is_client else "server_error"
-        details["error"] = {"type": kind, "code": reply.fault, "message": reply.message}
+        details["error"] = {"type": kind, "code": response.fault, "message": response.message}
     return details
 
 
-def _usage(reply: oa.Reply) -> dict[str, object] | None:
-    if reply.status == "in_progress":
+def _usage(response: oa.RealtimeResponse) -> dict[str, object] | None:
+    if response.status == "in_progress":
         return None
-    held, made = reply.input_tokens, reply.output_tokens
+    held, made = response.input_tokens, response.output_tokens
     return {"total_tokens": held + made, "input_tokens": held, "output_tokens": made}
 
 
-def _made(values: dict[str, Any]) -> oa.Reply:
+def _made(values: dict[str, Any]) -> oa.RealtimeResponse:
     details, usage = values.pop("details") or {}, values.pop("usage") or {}
     error = details.get("error") or {}
-    return oa.Reply(
+    return oa.RealtimeResponse(
         reason=details.get("reason") or "",
         fault=error.get("code") or "",
         message=error.get("message") or "",
@@ -649,7 +646,7 @@ _ALWAYS: Final = (
     Field("metadata", k.or_null(METADATA), None, example={"client_event_id": "evt_1"}),
 )
 _BEGUN: Final = Table(
-    oa.Reply,
+    oa.RealtimeResponse,
     *_RESPONSE,
     fixed("status", "in_progress"),
     null("status_details"),
@@ -658,7 +655,7 @@ _BEGUN: Final = Table(
     null("usage"),
 )
 _OVER: Final = Table(
-    oa.Reply,
+    oa.RealtimeResponse,
     *_RESPONSE,
     Field("status", k.choice(("completed", "cancelled", "incomplete", "failed"))),
     Field(
@@ -681,7 +678,7 @@ _OVER: Final = Table(
     make=_made,
 )
 BEGAN, DONE = (
-    typed(oa.ReplyState, f"response.{kind}", EVENT_ID, Field("response", one(table), attr="reply"))
+    typed(oa.ReplyState, f"response.{kind}", EVENT_ID, Field("response", one(table)))
     for kind, table in (("created", _BEGUN), ("done", _OVER))
 )
 

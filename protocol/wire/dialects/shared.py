@@ -15,15 +15,8 @@ from typing import Any, Final, get_args
 
 import attrs
 
-from ...values import limits
+from ...values import errors, limits
 from ...values import messages as ms
-from ...values.errors import (
-    LIVE_ERRORS,
-    TRANSCRIPTION_ERRORS,
-    ErrorCode,
-    LocalProtocolError,
-    error_type,
-)
 from ...values.model import INPUT_RATE_HZ, DuplexConfig, SlidingWindow
 from ...values.requests import CloseRequest, Played, Request
 from .. import kinds as k
@@ -90,9 +83,11 @@ SESSION_CLOSED: Final = "session.closed"
 ERROR: Final = "error"
 
 ERROR_CODES: Final = tuple(
-    code for code in ErrorCode if code not in TRANSCRIPTION_ERRORS | LIVE_ERRORS
+    code
+    for code in errors.ErrorCode
+    if code not in errors.TRANSCRIPTION_ERRORS | errors.LIVE_ERRORS
 )
-ERROR_TYPES: Final = tuple(dict.fromkeys(map(error_type, ErrorCode)))
+ERROR_TYPES: Final = tuple(dict.fromkeys(map(errors.error_type, errors.ErrorCode)))
 RECORDING_STATES: Final[tuple[ms.RecordingState, ...]] = ("on", "off", "failed")
 
 # -- the client's type --------------------------------------------------------------------------
@@ -137,7 +132,9 @@ def end_word(reasons: Mapping[ms.EndReason, str]) -> Callable[[ms.Closed], str]:
 
     def word(closed: ms.Closed) -> str:
         if closed.reason not in reasons:
-            raise LocalProtocolError(f"no session.closed for {closed.reason}: it is never sent")
+            raise errors.LocalProtocolError(
+                f"no session.closed for {closed.reason}: it is never sent"
+            )
         return reasons[closed.reason]
 
     return word
@@ -172,6 +169,7 @@ PLACE: Final[tuple[Row, ...]] = (
     Field("ticket_id", k.TEXT, attr="place.ticket_id"),
     Field("queue_length", k.INTEGER, attr="place.queue_length"),
 )
+NOWHERE: Final = ms.QueuePlace(position=0, estimated_wait_s=0, ticket_id="", queue_length=0)
 ERROR_SESSION: Final = Field("session_id", k.TEXT, "", omit=True)
 """The session of an error, if known; other servers do not name it."""
 RECORDED: Final[tuple[Row, ...]] = (
@@ -209,7 +207,7 @@ COMMON: Final = (
             computed(
                 "type",
                 k.choice(ERROR_TYPES),
-                lambda report: error_type(report.code),
+                lambda report: errors.error_type(report.code),
                 is_read=False,
                 doc="Whose mistake it is.",
             ),
