@@ -350,7 +350,7 @@ class DuplexKind(Kind):
 
     # -- the units (`UnitKind`) -----------------------------------------------------------------
 
-    def has_model(self) -> bool:
+    def open_if_due(self) -> bool:
         """Whether the model is open: input comes only then."""
         return True
 

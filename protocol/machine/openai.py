@@ -356,8 +356,8 @@ class OpenAI(DuplexKind):
         prompt = self.conversation.prompt(message)
         self.setup.init(Init(instructions=prompt, ref_audio=voice, tools=tools))
 
-    def has_model(self) -> bool:
-        """Whether the model is open; the first second of sound opens it."""
+    def open_if_due(self) -> bool:
+        """Open the model at the first second of sound; whether it is open."""
         if not self.setup.is_opened and self.loop.input.waiting.units:
             if not self.setup.migration.move_if_due():
                 self._open()

@@ -137,8 +137,8 @@ class UserSpeech:
 class UnitKind(Protocol):
     """The kind of a session that runs on units."""
 
-    def has_model(self) -> bool:
-        """Whether the model is open; it is opened if that is due."""
+    def open_if_due(self) -> bool:
+        """Open the model if that is due; whether it is open."""
 
     def must_speak(self) -> bool:
         """Whether the next unit may not listen."""
@@ -346,7 +346,7 @@ class UnitLoop:
 
     def start_if_due(self) -> None:
         """Start the oldest waiting unit if the barrier is open (B1) and its media is decoded."""
-        if not self.kind.has_model() or self.migration.move_if_due():
+        if not self.kind.open_if_due() or self.migration.move_if_due():
             return
         if not self.peer.is_closed and self.call.is_idle and not self.is_paused:
             pending = self.input.waiting.pop_ready(self.input.undecided_media)

@@ -22,7 +22,7 @@ from .records import Fields, Record, Value
 
 
 @attrs.frozen(kw_only=True)
-class Step:
+class LoggedStep:
     """A recorded event that was stepped, its effects, and the session, which goes on changing."""
 
     record: Record
@@ -45,7 +45,7 @@ def steps(
     *,
     session: Session | None = None,
     edit: Callable[[Event], Event] = lambda event: event,
-) -> Iterator[tuple[Record, Step | None]]:
+) -> Iterator[tuple[Record, LoggedStep | None]]:
     """Step a log's events in order: give each record, and its step if it is an event.
 
     What a log has of a step's effects are the records up to the next event. `session` is one that
@@ -60,7 +60,7 @@ def steps(
         if record.kind in EVENT_KINDS:
             event = edit(event_of(record.fields, record.at_ns))
             session, effects = advance(session, event)
-            step = Step(record=record, event=event, effects=effects, session=session)
+            step = LoggedStep(record=record, event=event, effects=effects, session=session)
         yield record, step
 
 

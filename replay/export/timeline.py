@@ -47,7 +47,7 @@ from protocol.values.requests import Append, AppendSound, Ask, ClientMessage, Se
 from protocol.wire.audio import to_float32
 from protocol.wire.media import kind_of
 from recorder.format.records import Fields, Record
-from recorder.format.steps import Step
+from recorder.format.steps import LoggedStep
 from recorder.read.scan import Damage
 from runtime.measures import placing
 from runtime.measures.placing import Line, Positions, Sound, Stretch, Voice
@@ -512,7 +512,7 @@ class Timeline:
             words = self._words("model", calls_text((call,)), story.call)
             self._holding.add(attrs.evolve(words, tools=(call,)))
 
-    def _take_question(self, step: Step) -> None:
+    def _take_question(self, step: LoggedStep) -> None:
         for effect in step.effects:
             if isinstance(effect, ef.StartTurn) and self._asked_ns is not None:
                 for content in effect.turn.messages[-1].content:

@@ -47,7 +47,7 @@ from protocol.values.state import State
 from recorder.format.errors import LogDamaged
 from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.format.records import Record
-from recorder.format.steps import Step, fin_fields
+from recorder.format.steps import LoggedStep, fin_fields
 from recorder.read.scan import Damage
 from runtime.model.backends import base
 from runtime.session.journal import Journal
@@ -172,7 +172,7 @@ class RecordedTimes:
         if call is not None:
             self._asked_ns[call] = record.at_ns
 
-    def _note_answer(self, step: Step) -> None:
+    def _note_answer(self, step: LoggedStep) -> None:
         event = step.event
         facts: dict[str, Any] = {}
         match event:

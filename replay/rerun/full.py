@@ -39,7 +39,7 @@ from protocol.values import events as ev
 from protocol.values.model import Cut, PastUnit, Unit, UnitResult
 from protocol.values.modes import OF_MODE, Work
 from recorder.format.records import Fields, Record
-from recorder.format.steps import Step
+from recorder.format.steps import LoggedStep
 from recorder.read.past import PastUnits, voiced
 from recorder.read.scan import Damage
 from runtime.model.backends.base import (
@@ -174,7 +174,7 @@ class Verdict:
     index: int | None = None
 
 
-def note_change(changed: dict[int, UnitDifference], step: Step, verdict: Verdict) -> None:
+def note_change(changed: dict[int, UnitDifference], step: LoggedStep, verdict: Verdict) -> None:
     """Keep the first difference of a unit, of the first `UNITS_KEPT` units that differ."""
     finding, unit = verdict.finding, verdict.index
     if finding is None or unit is None or unit in changed or len(changed) >= UNITS_KEPT:
@@ -214,7 +214,7 @@ class _FullReplay:
         report.changed = tuple(self._changed.values())
         report.recorded, report.renewed = self._recorded.report(), self._renewed.report()
 
-    async def _renew(self, step: Step) -> ev.Event | None:
+    async def _renew(self, step: LoggedStep) -> ev.Event | None:
         """Make the model's part of an event again; None if it has no part, or it failed."""
         if isinstance(step.event, ev.ConnectionOpened):
             self._work = OF_MODE[step.event.mode].work
@@ -232,7 +232,7 @@ class _FullReplay:
         self._take(step, verdict, last_unit)
         return verdict.event
 
-    def _take(self, step: Step, verdict: Verdict, last_unit: int | None) -> None:
+    def _take(self, step: LoggedStep, verdict: Verdict, last_unit: int | None) -> None:
         """Keep a difference; a unit keeps its first. `last_unit` is None without units."""
         finding, index = verdict.finding, verdict.index
         if finding is None:
@@ -245,7 +245,7 @@ class _FullReplay:
             note_change(self._changed, step, verdict)
         self._indices.add(index)
 
-    def _keep_first(self, step: Step, finding: Finding, unit: int | None, kind: Kind) -> None:
+    def _keep_first(self, step: LoggedStep, finding: Finding, unit: int | None, kind: Kind) -> None:
         if self._report.divergence is None:
             record, found = step.record, finding.difference
             place = (record.seq, name_of(record), record.at_ns, unit)

@@ -25,7 +25,7 @@ from protocol.values import events as ev
 from protocol.values.behaviour import NEWEST, SNAPSHOT
 from recorder.format import mapping
 from recorder.format.records import Fields, Record, Value
-from recorder.format.steps import Step, advance, fin_fields
+from recorder.format.steps import LoggedStep, advance, fin_fields
 from recorder.read.scan import Damage
 from recorder.repair import RECOVERED, is_lost
 
@@ -70,7 +70,7 @@ class Replayer:
         self._head: Record | None = None
         self._has_our_states = False
 
-    def steps(self, items: Iterable[Record | Damage]) -> Iterator[Step]:
+    def steps(self, items: Iterable[Record | Damage]) -> Iterator[LoggedStep]:
         """Take a log's records and damage in order, until it is stopped; give each step."""
         for item in items:
             step = self.feed(item)
@@ -79,7 +79,7 @@ class Replayer:
             if self.is_stopped:
                 return
 
-    def feed(self, item: Record | Damage, *, instead: ev.Event | None = None) -> Step | None:
+    def feed(self, item: Record | Damage, *, instead: ev.Event | None = None) -> LoggedStep | None:
         """Take the next record, or damage between records; step the event `instead` if it is given.
 
         Returns the step; None unless it is an event that the machine took.
@@ -109,7 +109,7 @@ class Replayer:
 
     # -- records --------------------------------------------------------------------------------
 
-    def _take(self, record: Record, instead: ev.Event | None) -> Step | None:
+    def _take(self, record: Record, instead: ev.Event | None) -> LoggedStep | None:
         if self._found.finished:
             self._diverge("left_over", record, "", show(record.fields), "nothing: fin came before")
         elif record.kind in mapping.EVENT_KINDS:
@@ -127,7 +127,7 @@ class Replayer:
             self._take_damage(Damage(0, 0, "gap", detail, record.seq, 1))
         return None  # heads and marks are not the machine's
 
-    def _take_event(self, record: Record, instead: ev.Event | None) -> Step | None:
+    def _take_event(self, record: Record, instead: ev.Event | None) -> LoggedStep | None:
         if self._due and not self._lost_track:
             self._diverge("missing", record, "", describe(record), show_effect(self._due[0]))
             return None
@@ -159,7 +159,7 @@ class Replayer:
         self.is_stopped = found.is_newer
         return found.is_newer
 
-    def _step(self, record: Record, event: ev.Event) -> Step | None:
+    def _step(self, record: Record, event: ev.Event) -> LoggedStep | None:
         self._last = (record, event)
         try:
             session, effects = advance(self.session, event)
@@ -171,7 +171,7 @@ class Replayer:
         self._found.events += 1
         if isinstance(event, ev.ConnectionOpened) and self._head is not None:
             self._compare_head(self._head, event)
-        return Step(record=record, event=event, effects=effects, session=session)
+        return LoggedStep(record=record, event=event, effects=effects, session=session)
 
     def _compare_head(self, head: Record, opened: ev.ConnectionOpened) -> None:
         recorded = {**below(head.fields, "config"), **head.fields}

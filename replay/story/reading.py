@@ -30,7 +30,7 @@ from protocol.values.utf8 import Shortened
 from protocol.wire.dialects.shared import PLAYBACK_ACK
 from recorder.format.mapping import EVENT_KINDS, MappingError, event_of
 from recorder.format.records import Fields, Record
-from recorder.format.steps import Step
+from recorder.format.steps import LoggedStep
 from recorder.read.reader import RESTARTED
 from recorder.read.scan import Damage
 from runtime.measures.talk import CallStories, CallStory
@@ -286,7 +286,7 @@ class Passage:
     record: Record
     effect: str = ""
     event: ev.Event | None = None
-    step: Step | None = None
+    step: LoggedStep | None = None
     frame: str = ""
     short: ShortenedFrame | None = None
     ended: Exchange | None = None

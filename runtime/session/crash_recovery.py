@@ -29,7 +29,7 @@ from protocol.values.state import State
 from recorder.format.errors import LogDamaged
 from recorder.format.mapping import SCHEMA, Hashes, event_of
 from recorder.format.records import Fields, Record, Value
-from recorder.format.steps import Step, step_records, steps
+from recorder.format.steps import LoggedStep, step_records, steps
 from recorder.read.reader import RESTARTED, end_of, read
 from recorder.storage.store import Store
 from recorder.write.disk import has_failed
@@ -227,7 +227,7 @@ class RecoveredSession:
             self.outstanding.begun(effect)
         self.rest.extend(step_records(self.session, event, effects, self._hashes))
 
-    def take(self, record: Record, step: Step | None) -> None:
+    def take(self, record: Record, step: LoggedStep | None) -> None:
         """Take the next record of the log; `LogDamaged` if it is not what the machine says."""
         self.at_ns, self.next_seq = record.at_ns, record.seq + 1
         if record.kind == "mark":

@@ -620,7 +620,7 @@ class EventQueue:
 
     def take(self) -> ev.Event | None:
         """Take the next event; None without one."""
-        if not self:
+        if self.is_held or not (self._found or self._posted):
             return None
         event = self._found.popleft() if self._found else self._posted.popleft()
         if isinstance(event, ev.FrameReceived):

@@ -31,7 +31,7 @@ from protocol.values.state import State
 from recorder.format import mapping
 from recorder.format.errors import RecorderError
 from recorder.format.records import Fields, Record
-from recorder.format.steps import Step, steps
+from recorder.format.steps import LoggedStep, steps
 from recorder.read.reader import LogReader
 from recorder.repair import is_lost
 from recorder.write.logfile import LogFile
@@ -294,7 +294,7 @@ class _Copy:
         )
         yield from self._take(forked, fork.session.step(forked))
 
-    def _first(self, record: Record, step: Step) -> Record:
+    def _first(self, record: Record, step: LoggedStep) -> Record:
         """Begin the fork; make its head, with the seed of the recording."""
         cut, parent_id = self._cut, record.fields["recording_id"]
         self._fork = RecoveredSession(

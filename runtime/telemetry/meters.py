@@ -208,28 +208,25 @@ class TurnMeter(CallMeter):
     def _count_event(self, event: ev.Event, _effects: object, _session: Shown) -> None:
         match event:
             case ev.TurnPrefilled(prefill=prefill) if prefill.index == self._running:
-                self._instruments.observe(
-                    {(c.TURN_STAGE_SECONDS, "prefill"): self._since(self._began_ns)}
-                )
+                self._reached("prefill")
                 self._instruments[c.TOKENS, "prompt"].total += prefill.input_tokens
                 self.kv_tokens = prefill.input_tokens
             case ev.TurnProgress(chunk=chunk) if chunk.index == self._running:
                 if not self._has_begun_to_answer:
                     self._has_begun_to_answer = True
-                    self._instruments.observe(
-                        {(c.TURN_STAGE_SECONDS, "first"): self._since(self._began_ns)}
-                    )
+                    self._reached("first")
                 self._spoke(chunk.pcm, len(chunk.codec_ids))
             case ev.TurnDone(result=result) if result.index == self._running:
-                self._instruments.observe(
-                    {(c.TURN_STAGE_SECONDS, "end"): self._since(self._began_ns)}
-                )
+                self._reached("end")
                 self._instruments[c.TOKENS, "text"].total += result.generated_tokens
                 self._spoke(result.pcm, len(result.codec_ids))
                 self.kv_tokens = result.kv_length
                 self._finish(result.reason)
             case ev.TurnFailed() if event.index == self._running:
                 self._finish("failed")
+
+    def _reached(self, stage: str) -> None:
+        self._instruments.observe({(c.TURN_STAGE_SECONDS, stage): self._since(self._began_ns)})
 
     def _asked(self, effects: tuple[ef.Effect, ...]) -> None:
         for effect in effects:
@@ -348,11 +345,10 @@ class UnitMeter(CallMeter):
     # -- one unit -------------------------------------------------------------------------------
 
     def _start(self, index: int) -> None:
+        self._interrupted = self._unanswered = False
         if not self._begin(index):
-            self._interrupted = self._unanswered = False
             return
         self._due_ns = self._pop_whole_ns() + DEADLINE_NS
-        self._interrupted = self._unanswered = False
         whole_ns = self._due_ns - DEADLINE_NS
         closed_ns, open_ns = self._barrier_ns
         barrier_s = max(0, open_ns - max(whole_ns, closed_ns)) / NS_PER_S
@@ -484,15 +480,13 @@ class TalkMeter:
             found |= {} if talk.is_written else talk_scores(talk)
             for name, value in found.items():
                 metric = c.CONVERSATION.get(name)
-                if metric is not None and value is not None:
-                    for one in values_of(name, value):
-                        self._count(metric, one)
-
-    def _count(self, metric: c.Metric, value: float) -> None:
-        if metric.kind == "counter":
-            self._instruments[metric].total += value
-        else:
-            self._instruments.observe({metric: value})
+                if metric is None or value is None:
+                    continue
+                for one in values_of(name, value):
+                    if metric.kind == "counter":
+                        self._instruments[metric].total += one
+                    else:
+                        self._instruments.observe({metric: one})
 
 
 def values_of(name: str, value: Value) -> Iterator[float]:
@@ -542,7 +536,8 @@ class Meter:
     def saw(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Shown) -> None:
         """Count an event and its effects."""
         self._now_ns = event.at_ns
-        self._happened(event)
+        if not isinstance(event, ev.UnitDone | ev.FinalizeDone):  # those concern its units only
+            self._happened(event)
         self._work.saw(event, effects, session)
         if self._talk is not None:
             self._talk.saw(event, effects, session)

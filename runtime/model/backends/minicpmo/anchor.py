@@ -178,7 +178,7 @@ class Anchor(InSlot):
                 raise BackendRefused(
                     f"stop_token_ids[{place}] is {index}, not below {self._tokens.size}"
                 )
-        config, carried = self._machine.config, len(self._carried)
+        config, carried = self._runner.config, len(self._carried)
         checked = ChunkPrompt(
             config=config,
             tokens=self._tokens,
@@ -204,8 +204,8 @@ class Anchor(InSlot):
         with self._wiped_on_failure(f"chunk {self.chunks}"):
             began = time.perf_counter_ns()
             most = self.length + len(self._carried) + checked.rows + params.max_tokens
-            limit = self._machine.config.context_limit
-            self._machine.reserve(self._slot, min(most, limit), is_new=not self.length)
+            limit = self._runner.config.context_limit
+            self._runner.reserve(self._slot, min(most, limit), is_new=not self.length)
             rows, fed_ids = yield from self._rows(checked)
             first = yield from self._feed(rows)
             first.logits.whole()  # On the device they would keep the batch's memory.
@@ -248,7 +248,7 @@ class Anchor(InSlot):
 
     def _rows(self, checked: ChunkPrompt) -> Steps[tuple[Tensor, tuple[int, ...]]]:
         """Compute the rows of a prompt, (T, width), and their ids."""
-        embed = self._machine.parts.embed
+        embed = self._runner.parts.embed
         rows, fed = list[Tensor](), list[int]()
         for piece in (Words(ids=self._carried), *checked.pieces):
             self._require_uncut()
@@ -265,7 +265,7 @@ class Anchor(InSlot):
         return torch.cat(rows), tuple(fed)
 
     def _encode_sound(self, pcm: Tensor) -> Steps[Tensor]:
-        parts = self._machine.parts
+        parts = self._runner.parts
         mel, self._mel = parts.front_end.next_frames(pcm, self._mel)
         units = 0 if self._audio_units == parts.config.audio.units else self._audio_units
         self._audio_units = units + 1
@@ -301,7 +301,7 @@ class Anchor(InSlot):
             )
             if reason is not None:
                 return tuple(sampled), reason
-            fed, computed = (yield from self._feed(self._machine.parts.embed((token,)))), 1
+            fed, computed = (yield from self._feed(self._runner.parts.embed((token,)))), 1
         raise AssertionError("the last token has a reason")
 
     def _decide(self, fed: Fed, draw: float, params: SamplingParams) -> int:
@@ -313,7 +313,7 @@ class Anchor(InSlot):
     def _draws(self, params: SamplingParams) -> NDArray[np.float64]:
         """The draws of this chunk, one for each token that it may sample."""
         # The first token needs no room: it is sampled after the prompt, and the last is never fed.
-        most = min(params.max_tokens, self._machine.config.context_limit - self.length + 1)
+        most = min(params.max_tokens, self._runner.config.context_limit - self.length + 1)
         return draws(params.seed, self.chunks, f"stream/{self._anchoring.request_id}", most)
 
     def _reason(self, token: int, count: int, params: SamplingParams) -> FinishReason | None:
@@ -324,7 +324,7 @@ class Anchor(InSlot):
             return "stop"
         if count == params.max_tokens:
             return "length"
-        return "context_full" if self.length == self._machine.config.context_limit else None
+        return "context_full" if self.length == self._runner.config.context_limit else None
 
 
 # -- transcription ------------------------------------------------------------------------------
@@ -402,7 +402,7 @@ class Transcript(InSlot):
         prompt: tuple[Part, ...] = (sound,) if chunk.index else (self._head, sound)
         checked = anchor.check(prompt, params)
         most = checked.rows + TOKENS_A_CHUNK - 1  # The last one is never fed.
-        limit = self._machine.config.context_limit
+        limit = self._runner.config.context_limit
         if anchor.length + most > limit:
             used = anchor.length
             raise ContextFull(f"a chunk may need {most} tokens; {used} of {limit} are used")
@@ -444,7 +444,7 @@ class Transcript(InSlot):
         if self._utterance is not None:
             self._utterance.anchor.release()
         anchor = Anchor(
-            self._machine,
+            self._runner,
             self._tokens,
             Anchoring(request_id=f"utterance {number}"),
             self._slot,

@@ -109,14 +109,14 @@ class ChatTurn(InSlot):
         self._require("new")
         self._began_ns = time.perf_counter_ns()
         self._turn, self._name = turn, f"turn {turn.index}"
-        config = self._machine.config
+        config = self._runner.config
         self._prompt = lay_out(config, self._tokens, turn)
         if self._prompt.length + 1 > config.context_limit:
             raise ContextFull(
                 f"{self._name} has {self._prompt.length} tokens, "
                 f"more than {config.context_limit - 1}"
             )
-        speech, vocoder = turn.speech, self._machine.vocoder
+        speech, vocoder = turn.speech, self._runner.vocoder
         if speech is not None and vocoder is not None:
             self._require_uncut()
             self._voice = vocoder.open(_samples(speech.voice_pcm).numpy())
@@ -133,7 +133,7 @@ class ChatTurn(InSlot):
             pixels = read_jpeg(self._prompt.pictures[place])
         except ValueError as error:
             raise BackendError(f"picture {place} cannot be decoded") from error
-        return Slicing.of(self._machine.config.vision).cut(pixels, self._turn.max_slice_nums)
+        return Slicing.of(self._runner.config.vision).cut(pixels, self._turn.max_slice_nums)
 
     def see(self, place: int) -> Steps[None]:
         """Look at a picture, then encode its slices; where encoding fails the slot is empty."""
@@ -153,12 +153,12 @@ class ChatTurn(InSlot):
             return (yield from self._prefill())
 
     def _prefill(self) -> Steps[md.Prefill]:
-        embed, rows, fed = self._machine.parts.embed, [], list[int]()
+        embed, rows, fed = self._runner.parts.embed, [], list[int]()
         most = self._prompt.length + self._turn.config.max_new_tokens
-        limit = self._machine.config.context_limit
+        limit = self._runner.config.context_limit
         # How long the speech will be is not known: it starts over at the end of its memory.
-        speech = 0 if self._voice is None else self._machine.tts.capacity
-        self._machine.reserve(self._slot, min(most, limit), speech=speech, is_new=True)
+        speech = 0 if self._voice is None else self._runner.tts.capacity
+        self._runner.reserve(self._slot, min(most, limit), speech=speech, is_new=True)
         if self._voice is not None:
             self._require_uncut()
             yield Prepare(voice=self._voice)
@@ -201,7 +201,7 @@ class ChatTurn(InSlot):
 
         with self._wiped_on_failure(f"the answer of {self._name}"):
             answer = Answer(
-                runner=self._machine,
+                runner=self._runner,
                 tokens=self._tokens,
                 turn=self._turn,
                 slot=self._slot,
@@ -216,15 +216,15 @@ class ChatTurn(InSlot):
 
     def _speaker(self, is_cut: Callable[[], bool]) -> Speaker | None:
         """The answer's speech; None if speech is not requested or not available."""
-        vocoder = self._machine.vocoder
+        vocoder = self._runner.vocoder
         if vocoder is None or self._voice is None:
             return None
         return Speaker(
-            parts=self._machine.parts,
+            parts=self._runner.parts,
             vocoder=vocoder,
             voice=self._voice,
             slot=self._slot,
-            capacity=self._machine.tts.capacity,
+            capacity=self._runner.tts.capacity,
             is_cut=is_cut,
             key=(self._turn.seed, self._turn.index),
         )

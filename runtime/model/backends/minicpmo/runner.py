@@ -345,7 +345,7 @@ class InSlot:
     kind: ClassVar[str]
 
     def __init__(self, runner: ModelRunner, tokens: Tokens, slot: int, phase: Phase) -> None:
-        self._machine, self._tokens, self._slot = runner, tokens, slot
+        self._runner, self._tokens, self._slot = runner, tokens, slot
         self._phase: Phase = phase
         self._is_interrupted = False
 
@@ -356,7 +356,7 @@ class InSlot:
     def release(self) -> None:
         """Wipe the slot; idempotent, and any other call fails afterwards."""
         if self._phase not in ("failed", "released"):
-            self._machine.clear(self._slot)
+            self._runner.clear(self._slot)
         self._phase = "released"
 
     @contextmanager

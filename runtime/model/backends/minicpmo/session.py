@@ -65,7 +65,7 @@ class SteppedSession:
     """One session in one slot, which must be empty; its generators never overlap."""
 
     def __init__(self, runner: ModelRunner, tokens: Tokens, opening: md.Opening, slot: int) -> None:
-        self._machine, self._opening = runner, opening
+        self._runner, self._opening = runner, opening
         self._tokens = tokens.for_session(opening.tools)
         self._takes_events = self._tokens is tokens
         self._slot = slot
@@ -85,7 +85,7 @@ class SteppedSession:
 
         `ContextFull`: the prompt does not fit; `BackendError`: the reference audio is malformed.
         """
-        vocoder, is_spoken = self._machine.vocoder, self._opening.config.generate_audio
+        vocoder, is_spoken = self._runner.vocoder, self._opening.config.generate_audio
         reference = samples_of(self._opening.voice.tts_pcm, states.MALFORMED).numpy()
         return self._opening_steps(
             vocoder.open(reference) if vocoder is not None and is_spoken else None
@@ -101,18 +101,18 @@ class SteppedSession:
 
     def _open(self, voice: object) -> Steps[md.Opened]:
         self._setting = Setting(
-            parts=self._machine.parts,
+            parts=self._runner.parts,
             tokens=self._tokens,
-            vocoder=self._machine.vocoder,
+            vocoder=self._runner.vocoder,
             opening=self._opening,
             slot=self._slot,
             voice=voice,
         )
         if voice is not None:
-            self._machine.reserve(self._slot, 0, speech=1, is_new=True)
+            self._runner.reserve(self._slot, 0, speech=1, is_new=True)
             yield Prepare(voice=voice)
         filled: states.Prefilled = yield from states.prefill(
-            self._machine, self._tokens, self._opening, self._slot
+            self._runner, self._tokens, self._opening, self._slot
         )
         self._state = states.SessionState(layout=filled.layout, length=filled.layout.length)
         self._before, self._phase = self._state, "ready"
@@ -129,7 +129,7 @@ class SteppedSession:
             pixels = [read_jpeg(jpeg) for jpeg in unit.frames]
         except ValueError as error:
             raise BackendError(f"unit {unit.index} has a frame that cannot be decoded") from error
-        like = self._machine.llm.keys
+        like = self._runner.llm.keys
         return [
             [pin(part, like) for part in self._slicing.cut(frame, unit.max_slice_nums)]
             for frame in pixels
@@ -154,7 +154,7 @@ class SteppedSession:
     def _forced_unit(
         self, unit: md.Unit, pictures: Pictures, cut: md.Cut | None, forced: Forced
     ) -> Steps[ForcedResult]:
-        teacher = Teacher(forced, self._machine.config.tts.eos)
+        teacher = Teacher(forced, self._runner.config.tts.eos)
         result = yield from self._unit(unit, pictures, cut, teacher)
         choices, leaning = tuple(teacher.choices), teacher.leaning
         return ForcedResult(result=result, choices=choices, leaning=leaning)
@@ -178,8 +178,8 @@ class SteppedSession:
             return self._interrupted == unit.index
 
         before = self._state
-        if before.audio_units == self._machine.config.audio.units:
-            before = before.but(overwritten=self._machine.first_block(self._slot))
+        if before.audio_units == self._runner.config.audio.units:
+            before = before.but(overwritten=self._runner.first_block(self._slot))
         self._state = self._before = before
         self._running, self._phase = unit.index, "failed"
         run = UnitRun(
@@ -302,7 +302,7 @@ class SteppedSession:
         return waiting
 
     def _feed_ids(self, ids: tuple[int, ...]) -> Steps[Fed]:
-        start, rows = self._state.length, self._machine.parts.embed(ids)
+        start, rows = self._state.length, self._runner.parts.embed(ids)
         fed: Fed = yield Feed(slot=self._slot, start=start, rows=rows)
         self._state = self._state.but(length=start + len(ids))
         return fed
@@ -313,7 +313,7 @@ class SteppedSession:
         """The state after the `count` ids that close a unit are fed."""
         length = state.length + count
         speech = states.Speech() if interrupted else state.speech
-        self._machine.tts.trim(self._slot, speech.length)  # It is not undone any more.
+        self._runner.tts.trim(self._slot, speech.length)  # It is not undone any more.
         text_ids = () if interrupted else state.text_ids  # Withheld text was never spoken.
         text = tuple(index for index in text_ids if index not in self._tokens.control)
         span = states.Span(length=length - state.layout.length, text_ids=text)
@@ -329,7 +329,7 @@ class SteppedSession:
     def _slide(self) -> Steps[None]:
         window = self._opening.config.sliding_window
         self._state = yield from states.slide(
-            self._machine, self._tokens, self._slot, self._state, window
+            self._runner, self._tokens, self._slot, self._state, window
         )
 
     def rebuild(self, past: md.PastUnit, *, exact: bool, is_last: bool) -> Steps[md.Finalized]:
@@ -364,7 +364,7 @@ class SteppedSession:
         self, past: md.PastUnit, pictures: Pictures, *, exact: bool
     ) -> Steps[md.Finalized]:
         unit, recorded = past.unit, past.result
-        teacher = Teacher(Forced.of(recorded), self._machine.config.tts.eos)
+        teacher = Teacher(Forced.of(recorded), self._runner.config.tts.eos)
         result = yield from self._unit(
             unit, pictures, recorded.cut, teacher, past=recorded, is_mute=not past.is_voiced
         )
@@ -405,24 +405,19 @@ class SteppedSession:
         self._running, self._terminator = unit.index, run.terminator
         self._spoke = bool(run.fed)
         fed: tuple[int, ...] = (self._last(interrupted=past.interrupted), self._tokens.ids.unit_end)
-        silent_state = self._silent_run(run.state)
-        if silent_state is not None:
+        part = self._silent_run(run.state)
+        if part is not None:
             with failing(f"unit {unit.index}"):
-                silent_state.repeat(past.silent or UNDECIDED)
-            fed = (
-                *fed[:1],
-                *silent_state.opening(),
-                *silent_state.decided,
-                *silent_state.closing(),
-            )
-        state = self._closed(run.state, len(fed), silent_state, interrupted=past.interrupted)
-        self._waiting.rows += [*run.rows, self._machine.parts.embed(fed)]
+                part.repeat(past.silent or UNDECIDED)
+            fed = (*fed[:1], *part.opening(), *part.decided, *part.closing())
+        state = self._closed(run.state, len(fed), part, interrupted=past.interrupted)
+        self._waiting.rows += [*run.rows, self._runner.parts.embed(fed)]
         self._before = self._state = state
-        limit, window = self._machine.config.context_limit, self._opening.config.sliding_window
+        limit, window = self._runner.config.context_limit, self._opening.config.sliding_window
         if states.slid(state.layout, self._tokens, window, limit) is not state.layout:
             yield from self._waiting.feed(state.length, is_last=True)
             yield from self._slide()
-        silent = None if silent_state is None else silent_state.silent()
+        silent = None if part is None else part.silent()
         return md.Finalized(
             index=unit.index, kv_length=self._state.length, fed_ids=fed, silent=silent
         )
@@ -433,7 +428,7 @@ class SteppedSession:
             return  # Refused before it began, as for a broken frame: nothing to undo.
         self._require("failed" if self._phase == "failed" else "ran", index)
         if self._before.overwritten is not None:
-            self._machine.audio.put(self._slot, 0, self._before.overwritten)
+            self._runner.audio.put(self._slot, 0, self._before.overwritten)
         self._state = self._before.but(overwritten=None)
         self._interrupted, self._phase = -1, "ready"
 
@@ -441,7 +436,7 @@ class SteppedSession:
         """Wipe the slot; idempotent, and any other call fails afterwards."""
         if self._phase != "released":
             self._phase = "released"
-            self._machine.clear(self._slot)
+            self._runner.clear(self._slot)
             self._waiting.rows.clear()
             for name in ("_setting", "_state", "_before"):  # They do not exist before `open`.
                 self.__dict__.pop(name, None)
@@ -463,7 +458,7 @@ class SteppedSession:
             raise BackendError("prefill is one step here, and a unit is never cut in it")
         if not (is_mute or self._state.speech.is_complete):
             raise BackendError("the open turn was rebuilt without its speech")
-        config, fed = self._machine.config, fed_max(self._opening.config)
+        config, fed = self._runner.config, fed_max(self._opening.config)
         slices = sum(len(picture) for picture in pictures) * (config.vision.queries + 2)
         most = 1 + slices + config.audio.embeddings + fed + FINALIZE_TOKENS
         if self._tokens.slots is not None:
@@ -475,13 +470,13 @@ class SteppedSession:
                 f"unit {unit.index} may need {most} tokens; "
                 f"{self._state.length} of {config.context_limit} are used"
             )
-        speech, capacity = 0, self._machine.tts.capacity
+        speech, capacity = 0, self._runner.tts.capacity
         if self._setting.speaks and not self._setting.forces(unit):
             speech = self._state.speech.length + fed + 1 + CODES_A_UNIT
         if speech > capacity:
             raise ContextFull(f"the turn may need {speech} of {capacity} places")
         own = 0 if is_mute else speech
-        self._machine.reserve(self._slot, self._state.length + most, speech=own)
+        self._runner.reserve(self._slot, self._state.length + most, speech=own)
 
 
 # -- past units in long prefills ----------------------------------------------------------------
