@@ -26,8 +26,8 @@ from click.testing import CliRunner
 from recorder.read.reader import LogReader
 from recorder.storage.store import Store
 from replay.rerun.logic import replay
+from runtime import RUN
 from runtime.cli import main
-from runtime.commands.server_process import RUN
 from runtime.model import models
 from runtime.model.models import ModelUnknownError, ModelUnusableError, check_model, load_backend
 from tests.live.servers import LiveServer, live_server

@@ -31,10 +31,9 @@ from ..values.messages import Delta, EndReason, Metrics, Prefilled, QueueDone, R
 from ..values.model import CALLS_MAX, INPUT_RATE_HZ, SAMPLE_BYTES, ToolCall, ToolResult
 from ..values.openai import CancelResponse
 from ..values.state import Gate, SessionKind, State
-from .core import Call, Phase, Recording, Step, Timers
+from .core import Call, Decode, Phase, Recording, Step, Timers, decode_voice
 from .kind import Handlers, Kind
 from .peer import Peer
-from .setup import Decode, decode_voice
 from .slot import Slot
 
 SECOND_BYTES: Final = INPUT_RATE_HZ * SAMPLE_BYTES

@@ -25,7 +25,7 @@ from ..values.errors import ErrorCode
 from ..values.limits import MS_PER_S, NS_PER_S
 from ..values.messages import EndReason
 from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, rate_of
-from ..values.openai import Item, Part
+from ..values.openai import Item
 from ..values.requests import AppendSound, ClientMessage, Commit
 from ..values.state import Gate, ModelChosen
 from ..values.utf8 import Refused
@@ -36,7 +36,6 @@ from .transcription import CHUNK_HANDLERS, ChunkKind, Utterance
 
 FOUND_MS_MAX: Final = 2 * MS_PER_S
 """Speech is found so long after its start at most: sound before it is kept for so long."""
-_SOUND: Final = (Part(kind="input_audio"),)
 
 
 @attrs.define
@@ -355,7 +354,9 @@ class Dictation(ChunkKind):
             self._give(self.sound)
         spoken, self.open, self.sound = self.open, None, b""
         previous = self.last_item
-        item = shared.whole(self.step, Item(id=spoken.item_id, role="user", parts=_SOUND))
+        item = shared.whole(
+            self.step, Item(id=spoken.item_id, role="user", parts=shared.SOUND_PARTS)
+        )
         self.last_item = item.id
         self.peer.send(oa.InputStep(kind="committed", item_id=item.id, previous_id=previous))
         self.peer.send(oa.ItemStep(kind="added", item=item, previous_id=previous))

@@ -30,8 +30,8 @@ from ..values.openai import as_prompt
 from ..values.requests import Append, AppendSound, ClientMessage, Init, VoiceName
 from ..values.utf8 import Refused
 from ..wire.audio import expand, to_pcm16
+from .duplex import DUPLEX_HANDLERS, DuplexKind
 from .kind import Handlers
-from .setup import DUPLEX_HANDLERS, DuplexKind
 from .sound import SoundPieces
 
 SECOND_BYTES: Final = OUTPUT_RATE_HZ * SAMPLE_BYTES
@@ -69,8 +69,6 @@ class Live(DuplexKind):
         ToolResult: attrgetter("loop.tools.returned"),
         oa.Respond: attrgetter("respond"),
         ev.Forked: attrgetter("setup.forked"),
-        ev.SpeechStarted: attrgetter("loop.speech_started"),
-        ev.SpeechStopped: attrgetter("loop.speech_stopped"),
         ev.UserTranscribed: attrgetter("user_transcribed"),
     }
 

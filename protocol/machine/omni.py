@@ -25,17 +25,16 @@ from ..values.errors import ErrorCode
 from ..values.limits import ANSWER_UNITS, MS_PER_S, NS_PER_S
 from ..values.messages import EndReason, Listen, Metrics, Speech, ToolCalled
 from ..values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, UNIT_BYTES
-from ..values.openai import Item, Part
+from ..values.openai import Item
 from ..values.requests import Append, ClientMessage, Init
 from ..values.state import Gate
 from ..values.utf8 import Refused
 from ..wire.dialects.omni import RESUMED
 from .conversation import Conversation
+from .duplex import DUPLEX_HANDLERS, DuplexKind
 from .kind import Handlers
-from .setup import DUPLEX_HANDLERS, DuplexKind
-from .sound import AWAY_NS, SoundPieces, no_model
+from .sound import AWAY_NS, SOUND_PARTS, SoundPieces, no_model
 
-_SOUND: Final = (Part(kind="input_audio"),)
 _FIXED: Final = "the model is set up already, and takes no other: leave it out"
 _PLACES: Final = {it: f".{it}" for it in ("instructions", "ref_audio", "tools")}
 
@@ -74,8 +73,6 @@ class Omni(DuplexKind):
         oa.DeleteItem: attrgetter("conversation.delete_item"),
         oa.RetrieveItem: attrgetter("conversation.retrieve_item"),
         oa.TruncateItem: attrgetter("conversation.truncate_item"),
-        ev.SpeechStarted: attrgetter("loop.speech_started"),
-        ev.SpeechStopped: attrgetter("loop.speech_stopped"),
         ev.UserTranscribed: attrgetter("conversation.user_transcribed"),
     }
 
@@ -203,12 +200,12 @@ class Omni(DuplexKind):
             return
         talk, self.uncommitted = self.conversation, 0
         self.session = attrs.evolve(self.session, turn_id=self.session.turn_id + 1)
-        item, previous = Item(id=talk.new_id(), role="user", parts=_SOUND), talk.last_id
+        item, previous = Item(id=talk.new_id(), role="user", parts=SOUND_PARTS), talk.last_id
         self.peer.send(oa.InputStep(kind="committed", item_id=item.id, previous_id=previous))
         talk.add_sound(item, self.samples * MS_PER_S // INPUT_RATE_HZ)
         if not message.is_speech:
             self._send_listen(Metrics(kv_cache_length=self.kv_length, recording="off"))
-        elif message.responds and talk.reply is None:
+        elif message.responds and talk.response is None:
             self.respond(oa.Respond())
         elif self.session.answers:
             self._await_answer()
@@ -269,7 +266,7 @@ class Omni(DuplexKind):
 
     def respond(self, message: oa.Respond) -> None:
         """Ask the model for a response, in the next seconds."""
-        if self.conversation.reply is not None or self.is_asked:
+        if self.conversation.response is not None or self.is_asked:
             text = "a response is in progress, or was asked for"
             self.peer.send_error(ErrorCode.ACTIVE_RESPONSE, text)
             return
@@ -295,7 +292,7 @@ class Omni(DuplexKind):
     def _count_epoch(self) -> None:
         self.session = attrs.evolve(self.session, epoch=self.session.epoch + 1)
 
-    def _interrupt(self, reason: oa.ReplyReason) -> None:
+    def _interrupt(self, reason: oa.ResponseReason) -> None:
         """Have the model listen, and end the response that is there or was asked for."""
         self._count_epoch()
         if not (self.conversation.is_speaking or self.is_asked):
@@ -313,7 +310,7 @@ class Omni(DuplexKind):
 
         The model gets the reason of a refused call like a result, a few times in a row in silence.
         """
-        if calls and self.conversation.reply is None:
+        if calls and self.conversation.response is None:
             self.is_asked = False
             self.conversation.end_unbegun("completed", calls=calls)
             self.peer.send(om.RateLimits())
@@ -325,19 +322,19 @@ class Omni(DuplexKind):
 
     def _finish(
         self,
-        status: oa.ReplyStatus,
-        reason: oa.ReplyReason = "",
+        status: oa.ResponseStatus,
+        reason: oa.ResponseReason = "",
         fault: str = "",
         calls: Sequence[ToolCalled] = (),
     ) -> None:
         """End the response in progress, if there is one."""
-        reply = self.conversation.reply
-        self.conversation.end_reply(status, reason, fault=fault, calls=calls)
-        if reply is None:
+        response = self.conversation.response
+        self.conversation.end_response(status, reason, fault=fault, calls=calls)
+        if response is None:
             return
         self.peer.send(om.RateLimits())
         if status == "cancelled" and self.session.history == "ack_only":
-            self._truncate(oa.item_of(reply.id))
+            self._truncate(oa.item_of(response.id))
 
     def _truncate(self, item_id: str) -> None:
         """Forget the words of a response that the client has not heard."""
@@ -364,9 +361,9 @@ class Omni(DuplexKind):
             self._listened_on()
             return
         talk, self.is_asked = self.conversation, False
-        if talk.reply is None or talk.reply.id != outcome.response_id:
+        if talk.response is None or talk.response.id != outcome.response_id:
             self._finish("completed")
-            talk.begin_reply(outcome)
+            talk.begin_response(outcome)
             speaking = om.Speaking(response_id=outcome.response_id, epoch=self.session.epoch)
             self.peer.send(speaking)
         before_ms = self._generated_ms(oa.item_of(outcome.response_id))
@@ -380,7 +377,7 @@ class Omni(DuplexKind):
             self._finish("incomplete", "max_output_tokens")
         elif outcome.end_of_turn:
             self._finish("completed")
-        self.due_units = 0 if talk.reply is None else max(self.due_units, 2)
+        self.due_units = 0 if talk.response is None else max(self.due_units, 2)
         self._expect_answer()
 
     def _send_listen(self, metrics: Metrics, input_id: str = "") -> None:
@@ -418,8 +415,8 @@ class Omni(DuplexKind):
         self.played[item.id] = message.played_ms, committed_ms
         while len(self.played) > ANSWER_UNITS:
             del self.played[next(iter(self.played))]
-        generated_ms, reply = self._generated_ms(item.id), self.conversation.reply
-        is_over = reply is None or oa.item_of(reply.id) != item.id
+        generated_ms, response = self._generated_ms(item.id), self.conversation.response
+        is_over = response is None or oa.item_of(response.id) != item.id
         if message.truncates and is_over:
             self._truncate(item.id)
         self.peer.send(
@@ -444,9 +441,9 @@ class Omni(DuplexKind):
 
     def _generated_ms(self, item_id: str) -> int:
         """The milliseconds of a response's sound so far."""
-        reply, item = self.conversation.reply, self.conversation.items.get(item_id)
-        if reply is not None and oa.item_of(reply.id) == item_id:
-            ends = reply.ends
+        response, item = self.conversation.response, self.conversation.items.get(item_id)
+        if response is not None and oa.item_of(response.id) == item_id:
+            ends = response.ends
         else:
             ends = item.parts[0].ends if item is not None and item.parts else ()
         return ends[-1][0] * MS_PER_S // OUTPUT_RATE_HZ if ends else 0

@@ -30,7 +30,7 @@ from ..values import openai as oa
 from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FrameError
 from ..values.messages import EndReason, Listen, Speech, ToolCalled
 from ..values.model import OUTPUT_RATE_HZ, SAMPLE16_BYTES, SAMPLE_BYTES, rate_of
-from ..values.openai import Item, Part
+from ..values.openai import Item
 from ..values.requests import Append, AppendSound, ClientMessage, Init, VoiceName
 from ..values.state import Gate
 from ..values.utf8 import Refused
@@ -38,10 +38,9 @@ from ..wire.audio import expand
 from ..wire.kinds import STOCK_VOICES
 from . import sound as shared
 from .conversation import UNHEARD, Conversation
+from .duplex import DUPLEX_HANDLERS, DuplexKind
 from .kind import Handlers
-from .setup import DUPLEX_HANDLERS, DuplexKind
 
-_SOUND: Final = (Part(kind="input_audio"),)
 _EARLY: Final = (oa.Configure, AppendSound, oa.CreateItem)
 """Messages that are accepted while the session waits for its slot."""
 
@@ -288,7 +287,7 @@ class OpenAI(DuplexKind):
             if reason == "timeout" and self.step.behaves(behaviour.ENDS_SPEECH):
                 self._close_speech()
             status = "cancelled" if reason == "client" else "failed"
-            self.conversation.end_reply(status, fault=reason)
+            self.conversation.end_response(status, fault=reason)
             for item_id in self._unwritten:
                 self.peer.send(shared.never_written(item_id))
             shared.expired(self, reason)
@@ -312,7 +311,7 @@ class OpenAI(DuplexKind):
         if not self._unwritten:
             self.ending_ms = None
             return False
-        self.conversation.end_reply("failed", fault="timeout")
+        self.conversation.end_response("failed", fault="timeout")
         self.loop.fall_silent()
         self._fill_up()
         self._expect_answer()
@@ -417,7 +416,7 @@ class OpenAI(DuplexKind):
             short_ms = how.backchannel_ms
             if short_ms is None:
                 short_ms = self.step.limits.backchannel_ms
-            is_over = how.interrupts and self.conversation.reply is not None
+            is_over = how.interrupts and self.conversation.response is not None
             speech_ms = short_ms if is_over else 0
             self.loop.speech.detect(
                 pcm16, self.sound.rate_hz, how.threshold, how.silence_ms, speech_ms
@@ -430,8 +429,8 @@ class OpenAI(DuplexKind):
 
     def take_second(self, pcm: bytes) -> None:
         """Take a second of sound; the model may be made to listen to it."""
-        how, reply = self.settings.detection, self.conversation.reply
-        is_held = how is not None and not how.creates and not self.is_asked and reply is None
+        how, response = self.settings.detection, self.conversation.response
+        is_held = how is not None and not how.creates and not self.is_asked and response is None
         is_held = is_held and not self.step.behaves(behaviour.ASKED_ONLY)
         self.loop.append(Append(pcm=pcm, force_listen=is_held))
 
@@ -487,7 +486,7 @@ class OpenAI(DuplexKind):
 
     def _commit(self) -> None:
         previous = self.conversation.last_id
-        item = Item(id=self.input_item, role="user", parts=_SOUND)
+        item = Item(id=self.input_item, role="user", parts=shared.SOUND_PARTS)
         self.uncommitted_bytes, self.input_item = 0, ""
         self.peer.send(oa.InputStep(kind="committed", item_id=item.id, previous_id=previous))
         samples = self.loop.speech.samples - self.skipped
@@ -572,7 +571,7 @@ class OpenAI(DuplexKind):
 
     def _break_silence(self) -> None:
         """Have the model speak, for the client has said nothing since the last response."""
-        is_asked = self.is_asked or self.conversation.reply is not None
+        is_asked = self.is_asked or self.conversation.response is not None
         is_over = self.peer.is_detached or self.ending_ms is not None
         if not self._idle_ms or is_asked or is_over or self.loop.speech.is_speaking:
             return
@@ -605,7 +604,7 @@ class OpenAI(DuplexKind):
     def respond(self, message: oa.Respond) -> None:
         """Ask the model for a response, in the next seconds."""
         loop, conversation = self.loop, self.conversation
-        if conversation.reply is not None or self.is_asked:
+        if conversation.response is not None or self.is_asked:
             text = "a response is in progress, or was asked for"
             self.peer.send_error(ErrorCode.ACTIVE_RESPONSE, text)
             return
@@ -675,11 +674,11 @@ class OpenAI(DuplexKind):
         if self.conversation.cancels(message, is_asked=self.is_asked):
             self._interrupt("client_cancelled")
 
-    def _interrupt(self, reason: oa.ReplyReason) -> None:
+    def _interrupt(self, reason: oa.ResponseReason) -> None:
         """Have the model listen, and end the response that is there or was asked for."""
         self.loop.fall_silent()
         self.loop.response_id, self.due_units = None, 0
-        self.conversation.end_reply("cancelled", reason)
+        self.conversation.end_response("cancelled", reason)
         if self.is_asked:
             self.asked_at = None
             self.conversation.end_unbegun("cancelled", reason)
@@ -687,7 +686,7 @@ class OpenAI(DuplexKind):
     def send_outcome(self, outcome: Listen | Speech) -> None:
         """Send a unit's speech, as a part of its response."""
         if isinstance(outcome, Listen):
-            self.conversation.end_reply("completed")
+            self.conversation.end_response("completed")
             self._wait_for_speech()
             self._listened_on()
             self._take_seconds()
@@ -698,8 +697,8 @@ class OpenAI(DuplexKind):
         if self.conversation.is_too_long:
             self.loop.fall_silent()
             self.loop.response_id = None
-            self.conversation.end_reply("incomplete", "max_output_tokens")
-        is_over = self.conversation.reply is None
+            self.conversation.end_response("incomplete", "max_output_tokens")
+        is_over = self.conversation.response is None
         if is_over:
             self._wait_for_speech()
         self.due_units = 0 if is_over else max(self.due_units, 2)
@@ -711,18 +710,18 @@ class OpenAI(DuplexKind):
 
         The model gets the reason of a refused call like a result, a few times in a row in silence.
         """
-        if calls and self.conversation.reply is None:
+        if calls and self.conversation.response is None:
             self.asked_at = None
             self.conversation.end_unbegun("completed", calls=calls)
         elif calls:
             self.loop.response_id = None
-            self.conversation.end_reply("completed", calls=calls)
+            self.conversation.end_response("completed", calls=calls)
         if calls or self.loop.tools.may_feed_refusals():
             self._expect_result()
 
     def unit_undone(self) -> None:
         """End the response, of which a unit failed."""
-        self.conversation.end_reply("failed", fault="inference_error")
+        self.conversation.end_response("failed", fault="inference_error")
         self._take_seconds()
 
     def _listened_on(self) -> None:

@@ -12,19 +12,18 @@ from typing import Any, Final
 
 from ..values.messages import Listen, Speech
 from ..values.model import Chunk, Unit
-from ..values.openai import Reply, Respond, TurnDetection
-from ..values.utf8 import frame_bytes
+from ..values.openai import RealtimeResponse, Respond, TurnDetection
+from ..wire.codec import frame_bytes
 from .chat import ActiveTurn, Chat, SingleRequest, TurnKind
 from .conversation import Conversation
 from .core import Phase
 from .dictation import Dictation, Spoken
-from .duplex import Duplex
+from .duplex import Duplex, PendingInit, Setup
 from .input import Attachments, CameraFrame, PendingUnit
 from .kind import Kind
 from .live import Live
 from .omni import Omni
 from .openai import OpenAI
-from .setup import PendingInit, Setup
 from .slot import Migration
 from .sound import SoundPieces
 from .tools import ToolCalls
@@ -195,11 +194,13 @@ def _live(live: Live) -> Keys:
 
 def _talk(talk: Conversation) -> Keys:
     """The keys of items and responses."""
-    reply = talk.reply
+    response = talk.response
     return {
         "items": [[it.id, it.role, it.status, len(it.parts)] for it in talk.items.values()],
         "items_made": talk.items_made,
-        "reply": None if reply is None else [reply.id, reply.modality, reply.output_tokens],
+        "reply": None
+        if response is None
+        else [response.id, response.modality, response.output_tokens],
         "words": len(talk.words),
         "utterances": [[it.start_ms, it.end_ms, it.text, it.is_whole] for it in talk.utterances],
         **({"mid_turn": True} if talk.is_mid_turn else {}),
@@ -219,7 +220,7 @@ def _openai(openai: OpenAI) -> Keys:
         **_talk(talk),
         "asked": openai.asked_at or openai.is_asked,
         "metadata": len(talk.asked.metadata or ()),
-        **_options(talk.asked, talk.reply),
+        **_options(talk.asked, talk.response),
         "spans": [[*span] for span in talk.spans],
         "skipped": openai.skipped,
         **({} if openai.ending_ms is None else {"ending_ms": openai.ending_ms}),
@@ -240,11 +241,11 @@ def _omni(omni: Omni) -> Keys:
     }
 
 
-def _options(asked: Respond, reply: Reply | None) -> Keys:
+def _options(asked: Respond, response: RealtimeResponse | None) -> Keys:
     """What was asked of one response, where anything was: older logs have no such keys."""
     wanted = [asked.modality, asked.max_tokens, *([True] if asked.is_unheard else [])]
-    bounds = [] if reply is None else [reply.max_tokens, reply.input_tokens]
-    faults = [] if reply is None or not reply.fault else [reply.fault]
+    bounds = [] if response is None else [response.max_tokens, response.input_tokens]
+    faults = [] if response is None or not response.fault else [response.fault]
     return {"options": [wanted, bounds, *faults]} if any(wanted) or any(bounds) else {}
 
 

@@ -82,6 +82,13 @@ def dump_frame(body: Mapping[str, object]) -> str:
     return orjson.dumps(body).decode()
 
 
+def frame_bytes(frame: str | bytes | Utf8Text) -> int:
+    """Count the bytes of a message on the wire; for ASCII without looking at it."""
+    if not isinstance(frame, str) or frame.isascii():
+        return len(frame)
+    return len(frame.encode("utf-8", "surrogatepass"))
+
+
 # -- what a parser accepts and a frame may not have -----------------------------------------------
 #
 # orjson silently keeps the last of two equal keys. Two readers of such a frame may understand it

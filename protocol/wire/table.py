@@ -4,6 +4,7 @@
   `rank`, then in their order.
 - A value goes to the attribute that its row names; a default never replaces a value.
 - A field without a row is ignored, and its path is kept; in a closed object it is refused.
+- A text that follows a field's row is its `doc`: its meaning.
 - An explicit null counts as absent, and an absent object as one without fields.
 
 A rule that spans fields is a function, called at the place of its `Rule` among the rows.
@@ -11,7 +12,7 @@ A rule that spans fields is a function, called at the place of its `Rule` among 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, ClassVar, Final, get_type_hints
 
@@ -22,19 +23,8 @@ from ..values.errors import ErrorCode, FieldError, LocalProtocolError, RemotePro
 from ..values.messages import ServerMessage
 from ..values.modes import Mode
 from ..values.requests import ClientMessage, Request
-from .codec import (
-    KEY_SHOWN,
-    Context,
-    Fields,
-    Json,
-    Reading,
-    Value,
-    as_object,
-    dump_frame,
-    invalid,
-    kind_of,
-    missing,
-)
+from . import codec
+from .codec import Context, Json, Reading, Value, invalid
 from .kinds import Holds, Kind
 
 REQUIRED: Final = object()
@@ -161,7 +151,7 @@ class Field(FieldColumns):
             return
         default = self.aside_in.get(mode, self.default) if self.aside_in else self.default
         if default is REQUIRED:
-            raise self._recoded(missing(f"{at.path}.{self.name}"))
+            raise self._recoded(codec.missing(f"{at.path}.{self.name}"))
         if self.attribute != DROPPED:
             at.values.setdefault(self._key(at), default)
 
@@ -277,8 +267,8 @@ class Object(Columns):
     is_read: ClassVar[bool] = True
     is_as_it_is: ClassVar[bool] = False
 
-    def __init__(self, name: str, *rows: Row, **columns: Any) -> None:
-        self.__attrs_init__(name, rows, **columns)
+    def __init__(self, name: str, *rows: Row | str, **columns: Any) -> None:
+        self.__attrs_init__(name, described(rows), **columns)
 
     @shape.default
     def _shape(self) -> Shape:
@@ -298,8 +288,8 @@ class Object(Columns):
         """Read it and its fields; `FieldError` if it is absent and required, or wrong."""
         value, path = at.body.get(self.name), f"{at.path}.{self.name}"
         if value is None and self.is_required:
-            raise missing(path)
-        body = {} if value is None else as_object(value, path)
+            raise codec.missing(path)
+        body = {} if value is None else codec.as_object(value, path)
         prefix = f"{at.prefix}{self.attr}." if self.attr else at.prefix
         at.below += self.shape.fill(Reading(body, path, prefix, at.context, at.values))
 
@@ -339,6 +329,19 @@ class Rule(Columns):
 
 
 Row = Field | Object | Rule
+
+
+def described(rows: Iterable[Row | str]) -> tuple[Row, ...]:
+    """Give each field the meaning that follows its row."""
+    found = list[Row]()
+    for row in rows:
+        if not isinstance(row, str):
+            found.append(row)
+            continue
+        field = found.pop()
+        assert isinstance(field, Field)
+        found.append(attrs.evolve(field, doc=row))
+    return tuple(found)
 
 
 class Shape:
@@ -387,7 +390,7 @@ class Shape:
         if known.issuperset(at.body):
             return [*at.aside, *at.below]
         unknown = [
-            f"{at.path}.{name if KEY_SHOWN.fullmatch(name) else '?'}"
+            f"{at.path}.{name if codec.KEY_SHOWN.fullmatch(name) else '?'}"
             for name in at.body
             if name not in known
         ]
@@ -437,7 +440,7 @@ class Table:
     def __init__(
         self,
         cls: type,
-        *rows: Row,
+        *rows: Row | str,
         tag: Mapping[str, str] | None = None,
         lacks: Mapping[str, object] | None = None,
         where: str = "",
@@ -449,7 +452,7 @@ class Table:
         self.cls, self.doc = cls, doc
         self.classes = (cls, *others)
         self.tag: Mapping[str, str] = tag or {}
-        self.shape = Shape(rows, closed=closed, known=self.tag)
+        self.shape = Shape(described(rows), closed=closed, known=self.tag)
         self._write = self.shape.write
         self._lacks = lacks or {}
         self._where = where
@@ -457,7 +460,7 @@ class Table:
         self._keeps_ignored = any(field.name == "ignored" for field in attrs.fields(cls))
         self._parts = {name: hint for name, hint in get_type_hints(cls).items() if attrs.has(hint)}
 
-    def with_rows(self, *rows: Row, tag: Mapping[str, str] | None = None) -> Table:
+    def with_rows(self, *rows: Row | str, tag: Mapping[str, str] | None = None) -> Table:
         """Make the same message with more fields, before its own, and maybe another tag."""
         rows = (*rows, *self.shape.rows)
         return Table(self.cls, *rows, tag=tag or self.tag, lacks=self._lacks, make=self._make)
@@ -477,7 +480,7 @@ class Table:
 
     def parse_below(self, value: Value, at: Reading) -> Any:
         """Read an object of an array in another object; `FieldError` as in `parse`."""
-        inner = Reading(as_object(value.value, value.path), value.path, "", at.context, {})
+        inner = Reading(codec.as_object(value.value, value.path), value.path, "", at.context, {})
         at.below += self.shape.fill(inner)
         return self._build(inner.values)
 
@@ -509,10 +512,12 @@ class Table:
 
     def encode(self, message: object) -> str:
         """Write a message as a frame; raises as `write` does."""
-        return dump_frame(self.write(message) if self._where else self._write(message, message))
+        return codec.dump_frame(
+            self.write(message) if self._where else self._write(message, message)
+        )
 
 
-def typed(cls: type, kind: str, *rows: Row, **columns: Any) -> Table:
+def typed(cls: type, kind: str, *rows: Row | str, **columns: Any) -> Table:
     """Make the table of a message, or an object, by its type."""
     return Table(cls, *rows, tag={"type": kind}, **columns)
 
@@ -532,12 +537,12 @@ def no_frame(dialect: Dialect, message: ClientMessage | ServerMessage) -> LocalP
 def refusal(request: Request, body: Json) -> FieldError:
     """Make the error for a MISPLACED or UNKNOWN message."""
     try:
-        name = Fields(body).required("type", Value.text)
+        name = codec.Fields(body).required("type", Value.text)
     except FieldError as error:
         return error
     if request is Request.MISPLACED:
         return FieldError(ErrorCode.INVALID_EVENT, "$.type: an event that has no place here")
-    return FieldError(ErrorCode.UNKNOWN_EVENT, f"$.type: {kind_of(name)} that names no event")
+    return FieldError(ErrorCode.UNKNOWN_EVENT, f"$.type: {codec.kind_of(name)} that names no event")
 
 
 class Dialect:
@@ -549,6 +554,8 @@ class Dialect:
         answers: the server's; of several with one class or type the first is used.
         types: other types of client messages, and their kinds of request.
         more: messages that only other servers send.
+        choose: how the tables of a message are chosen, of a class that has several, or none.
+        unserved: types of messages that are not offered, and what their error says of them.
     """
 
     def __init__(
@@ -556,15 +563,20 @@ class Dialect:
         name: str,
         requests: Mapping[Request, Table],
         answers: tuple[Table, ...],
+        *,
         types: Mapping[str, Request] | None = None,
         more: tuple[Table, ...] = (),
+        choose: Mapping[type, Callable[[Any], Sequence[Table]]] | None = None,
+        unserved: Mapping[str, str] | None = None,
     ) -> None:
         self.name: Final = name
         own = {table.kind: request for request, table in requests.items() if table.kind}
         self.types: Final[Mapping[str, Request]] = {**own, **(types or {})}
         self._requests = requests
         self._answers = answers
-        self._written = {table.cls: table for table in (*answers[::-1], *requests.values())}
+        self._choose, self._unserved = choose or {}, unserved or {}
+        written = (*answers[::-1], *requests.values())
+        self._written = {cls: table for table in written for cls in table.classes}
         self._read = {table.kind: table for table in (*more, *answers[::-1])}
 
     @property
@@ -596,23 +608,28 @@ class Dialect:
         `FieldError` names the path, the value's kind and the limit.
         """
         if request not in self._requests:
+            kind = body.get("type")
+            if isinstance(kind, str) and kind in self._unserved:
+                raise FieldError(ErrorCode.UNSUPPORTED, f"$.type: {kind}{self._unserved[kind]}")
             raise refusal(request, body)
         message: ClientMessage = self._requests[request].parse(body, context)
         return message
 
     def encode(self, message: ServerMessage) -> tuple[str, ...]:
         """Write a server's message as frames, in order; `LocalProtocolError` if it has none."""
-        return (self.encode_one(message),)
+        choose = self._choose.get(type(message))
+        if choose is not None:
+            return tuple([table.encode(message) for table in choose(message)])
+        table = self._written.get(type(message))
+        if table is None:
+            raise no_frame(self, message)
+        return (table.encode(message),)
 
     def encode_request(self, message: ClientMessage) -> str:
         """Write a client's message as a frame.
 
         `LocalProtocolError` if the dialect has no frame for it, or no field for a part.
         """
-        return self.encode_one(message)
-
-    def encode_one(self, message: ClientMessage | ServerMessage) -> str:
-        """Write a message by the table of its class; raises as `encode_request`."""
         table = self._written.get(type(message))
         if table is None:
             raise no_frame(self, message)
@@ -624,9 +641,11 @@ class Dialect:
         In chat a delta is a part of a turn's answer, else a unit's speech. `RemoteProtocolError`
         for a message that this dialect does not have.
         """
-        kind = Fields(body).required("type", Value.text)
+        kind = codec.Fields(body).required("type", Value.text)
         if kind not in self._read:
-            raise RemoteProtocolError(f"$.type: {kind_of(kind)} that is no event of the server")
+            raise RemoteProtocolError(
+                f"$.type: {codec.kind_of(kind)} that is no event of the server"
+            )
         return (self._read[kind].parse(body),)
 
 
@@ -699,7 +718,7 @@ def items(item: Kind, count_max: int, count_min: int = 0) -> Items:
         found = value.items(count_max, count_min)
         if isinstance(item, One | Variants):
             for each in found:
-                as_object(each.value, each.path)
+                codec.as_object(each.value, each.path)
         return tuple(item.read(each, at) for each in found)
 
     def write(values: tuple[Any, ...]) -> list[object]:
@@ -736,10 +755,10 @@ def variants(tag: str, *tables: Table, write: Callable[[Any], str] | None = None
         return by_word[word]
 
     def read(value: Value, at: Reading) -> Any:
-        body = as_object(value.value, value.path)
+        body = codec.as_object(value.value, value.path)
         path = f"{value.path}.{tag}"
         if body.get(tag) is None:
-            raise missing(path)
+            raise codec.missing(path)
         word = Value(path=path, value=body[tag]).choice(words)
         return by_word[word].parse_below(value, at)
 

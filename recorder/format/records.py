@@ -83,35 +83,31 @@ class Record:
     def __attrs_post_init__(self) -> None:
         if self.kind not in RECORD_VERSIONS:
             raise RecordInvalid(f"{self.kind!r} is not a kind of record")
-        for name, value in (("seq", self.seq), ("at_ns", self.at_ns)):
-            if type(value) is not int or not 0 <= value < 1 << 63:
-                shown = reprlib.repr(value)
-                raise RecordInvalid(f"{name} {shown} is not a count of up to 63 bits")
+        is_count = type(self.seq) is type(self.at_ns) is int
+        if not (is_count and 0 <= self.seq < 1 << 63 and 0 <= self.at_ns < 1 << 63):
+            shown = f"{reprlib.repr(self.seq)} and at_ns {reprlib.repr(self.at_ns)}"
+            raise RecordInvalid(f"seq {shown} are not counts of up to 63 bits")
 
 
 def size_bytes(value: Value) -> int:
     """Estimate the memory of a value in bytes, without iterating over lists of numbers."""
-    if type(value) is dict:  # most are, and a unit's records have 100 values
-        size = 0
-        for key, item in value.items():
-            kind = type(item)
-            size += len(key)
-            if kind is str or kind is bytes:
-                size += len(item)
-            else:
-                size += 8 if kind in _NUMBERS else size_bytes(item)
-        return size
-    if isinstance(value, (str, bytes, Utf8Text)):
-        return len(value)
-    if isinstance(value, (int, float)):
-        return 8
-    if isinstance(value, Mapping):
-        return sum(map(len, value)) + sum(map(size_bytes, value.values()))
-    if isinstance(value, (list, tuple, Sequence)):
-        if value and isinstance(value[0], (int, float)):
-            return 8 * len(value)
-        return sum(map(size_bytes, value))
-    return 8
+    size, left = 0, [value]
+    for each in left:
+        kind = type(each)
+        if kind in _NUMBERS:
+            size += 8
+        elif isinstance(each, (str, bytes, Utf8Text)):
+            size += len(each)
+        elif kind is dict or isinstance(each, Mapping):  # checking only the ABC is slow
+            size += sum(map(len, each))
+            left += each.values()
+        elif not isinstance(each, (list, tuple, Sequence)):
+            size += 8
+        elif each and isinstance(each[0], (int, float)):
+            size += 8 * len(each)
+        else:
+            left += each
+    return size
 
 
 # -- older versions --------------------------------------------------------------------------------

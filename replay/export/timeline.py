@@ -559,7 +559,7 @@ class Timeline:
                 self._speak(text, b"", response_id)
                 return
         is_stop = isinstance(message, ms.Interrupted) or (
-            isinstance(message, oa.ReplyState) and message.reply.status == "cancelled"
+            isinstance(message, oa.ReplyState) and message.response.status == "cancelled"
         )
         if type(message) not in _NOTES and not is_stop:
             return

@@ -587,13 +587,13 @@ def engine_command(
         raise BenchError(str(error)) from error
     runs, served = measure_engine(loaded, load, sessions, modes=modes, arrivals=arrivals)
     rebuilt = interrupts.run(run_rebuilt, _backend(loaded, "batched"), load)
-    keys = loaded.machine.llm.keys
+    keys = loaded.runner.llm.keys
     found = EngineBenchResult(
         machine=machine_facts(),
         model=model,
         device=str(keys.device),
         dtype=str(keys.dtype).removeprefix("torch."),
-        attention=loaded.machine.attention,
+        attention=loaded.runner.attention,
         doing=doing,
         seconds=seconds,
         pictures=len(frames),

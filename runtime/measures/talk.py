@@ -501,7 +501,7 @@ class Talk:
                 self._stop(at_ns)
             case ms.Interrupted():
                 self._stop(at_ns)
-            case oa.ReplyState(reply=reply) if reply.status == "cancelled":
+            case oa.ReplyState(response=response) if response.status == "cancelled":
                 self._stop(at_ns)
             case ms.Paused() if len(self._pauses) < NOTES_MAX:
                 self._pauses.append(ticks_of(at_ns))

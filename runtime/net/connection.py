@@ -30,7 +30,8 @@ from typing import Final, NoReturn, Protocol
 import anyio
 import attrs
 
-from protocol.values.utf8 import Received, frame_bytes
+from protocol.values.utf8 import Received
+from protocol.wire.codec import frame_bytes
 
 # -- a WebSocket -----------------------------------------------------------------------------------
 

@@ -154,8 +154,8 @@ class FrameScanner:
         start, size = _payload_at(data, at)
         if start > len(data) or size > min(bytes_max, self._message_bytes_max):
             return None
-        if start - at != _payload_start(size):
-            return None
+        if size < {2: _TWO_BYTES, 8: 1 << 16}.get(start - at - 2 - _MASK_BYTES, 0):
+            return None  # sizes have one form (5.2)
         return Whole(data[start - _MASK_BYTES : start], start, start + size)
 
     def run(self, data: bytes, at: int, cost_max: float) -> Run:
@@ -229,12 +229,6 @@ def payload_in(data: bytes, end: int) -> bytes:
     return bytes(FastMasker(data[start - _MASK_BYTES : start]).process(data[start:end]))
 
 
-def _payload_start(size: int) -> int:
-    """Where the payload of a masked frame of that size begins: sizes have one form (5.2)."""
-    width = 0 if size < _TWO_BYTES else 2 if size < 1 << 16 else 8
-    return 2 + width + _MASK_BYTES
-
-
 def _is_frame(first: int, second: int, size: int) -> bool:
     """Whether it is a valid header of a client's frame; `size` counts only if it has come whole."""
     if first & _RESERVED or first & _OPCODE not in _OPCODES or not second & _MASKED:
@@ -292,7 +286,7 @@ class FastMasker:
 class ClientFrames(FrameDecoder):
     """Unmasks with `FastMasker`, checks text, and gives a message's pieces once all are here.
 
-    `pieces`: those of the message in progress; whoever ends the connection clears them.
+    `pieces`: those of the message in progress; they are cleared when the connection ends.
     """
 
     def __init__(self, *, client: bool) -> None:

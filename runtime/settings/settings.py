@@ -343,10 +343,12 @@ class Settings:
         "--model; it needs the mode transcription, and a slot for each session. none: no model.",
         unset="none; with --open moonshine, if it is installed",
     )
-    detector: Literal["energy", "silero"] = setting(
+    detector: Literal["energy", "silero"] | None = setting(
         "energy",
         "The detector of user speech, for interruptions: energy uses loudness; silero, a "
         "trained model (the extra vad), mistakes music and coughs for speech far less often.",
+        unset="silero, if it is installed, otherwise energy",
+        served=None,
     )
     barge_in: bool = setting(
         False,

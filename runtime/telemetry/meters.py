@@ -46,7 +46,7 @@ from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, UnitResult
 from protocol.values.modes import OF_MODE, Mode, Work
 from protocol.values.requests import AppendSound, ClientMessage
 from protocol.values.state import State
-from protocol.values.utf8 import frame_bytes
+from protocol.wire.codec import frame_bytes
 from protocol.wire.dialects import DUPLEX_V1
 
 from ..measures.conversation import talk_scores
@@ -74,11 +74,6 @@ class Series:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
-
-    def observe(self, value: float) -> None:
-        """Add a value to the first bucket whose bound it does not exceed, and to the sum."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
 
 
 class Instruments:
@@ -118,6 +113,13 @@ class ModeInstruments(dict[Key, Series]):
         mode = (self._mode,) if "mode" in metric.labels else ()
         series = self[key] = self._made.series(metric, *mode, *labels)
         return series
+
+    def observe(self, values: Mapping[Key, float]) -> None:
+        """Add a value to each of some histograms: to the sum, and to the first bucket it fits."""
+        for key, value in values.items():
+            series = self[key]
+            series.counts[bisect_left(series.bounds, value)] += 1
+            series.total += value
 
 
 # -- turns and chunks ------------------------------------------------------------------------------
@@ -206,20 +208,22 @@ class TurnMeter(CallMeter):
     def _count_event(self, event: ev.Event, _effects: object, _session: Shown) -> None:
         match event:
             case ev.TurnPrefilled(prefill=prefill) if prefill.index == self._running:
-                self._instruments[c.TURN_STAGE_SECONDS, "prefill"].observe(
-                    self._since(self._began_ns)
+                self._instruments.observe(
+                    {(c.TURN_STAGE_SECONDS, "prefill"): self._since(self._began_ns)}
                 )
                 self._instruments[c.TOKENS, "prompt"].total += prefill.input_tokens
                 self.kv_tokens = prefill.input_tokens
             case ev.TurnProgress(chunk=chunk) if chunk.index == self._running:
                 if not self._has_begun_to_answer:
                     self._has_begun_to_answer = True
-                    self._instruments[c.TURN_STAGE_SECONDS, "first"].observe(
-                        self._since(self._began_ns)
+                    self._instruments.observe(
+                        {(c.TURN_STAGE_SECONDS, "first"): self._since(self._began_ns)}
                     )
                 self._spoke(chunk.pcm, len(chunk.codec_ids))
             case ev.TurnDone(result=result) if result.index == self._running:
-                self._instruments[c.TURN_STAGE_SECONDS, "end"].observe(self._since(self._began_ns))
+                self._instruments.observe(
+                    {(c.TURN_STAGE_SECONDS, "end"): self._since(self._began_ns)}
+                )
                 self._instruments[c.TOKENS, "text"].total += result.generated_tokens
                 self._spoke(result.pcm, len(result.codec_ids))
                 self.kv_tokens = result.kv_length
@@ -241,7 +245,7 @@ class ChunkMeter(CallMeter):
     def _count_event(self, event: ev.Event, _effects: object, _session: Shown) -> None:
         match event:
             case ev.ChunkDone(result=result) if (result.utterance, result.index) == self._running:
-                self._instruments[c.CHUNK_SECONDS].observe(self._since(self._began_ns))
+                self._instruments.observe({c.CHUNK_SECONDS: self._since(self._began_ns)})
                 self._instruments[c.TOKENS, "prompt"].total += result.prompt_tokens
                 self._instruments[c.TOKENS, "text"].total += result.generated_tokens
                 self.kv_tokens = result.kv_length
@@ -298,7 +302,9 @@ class UnitMeter(CallMeter):
                 self._finish("failed")
                 self.kv_tokens = self._kv_settled
             case ev.FinalizeDone(finalized=done) if self._is_closed(done.index):
-                self._instruments[c.UNIT_STAGE_SECONDS, "finalize"].observe(done.cost_us / US_PER_S)
+                self._instruments.observe(
+                    {(c.UNIT_STAGE_SECONDS, "finalize"): done.cost_us / US_PER_S}
+                )
                 self.kv_tokens = self._kv_settled = done.kv_length
                 if self._unanswered and not self._ended:
                     self._answer()
@@ -315,7 +321,9 @@ class UnitMeter(CallMeter):
             case ev.SpeechStarted(at_ms=at_ms) if self._is_speaking and not self._ended:
                 self._overlap_ms = at_ms
             case ev.SpeechStopped(at_ms=at_ms) if self._overlap_ms is not None:
-                self._instruments[c.OVERLAP_SECONDS].observe((at_ms - self._overlap_ms) / MS_PER_S)
+                self._instruments.observe(
+                    {c.OVERLAP_SECONDS: (at_ms - self._overlap_ms) / MS_PER_S}
+                )
                 self._overlap_ms = None
 
     def _asked(self, effects: tuple[ef.Effect, ...]) -> None:
@@ -347,27 +355,28 @@ class UnitMeter(CallMeter):
         self._interrupted = self._unanswered = False
         whole_ns = self._due_ns - DEADLINE_NS
         closed_ns, open_ns = self._barrier_ns
-        self._instruments[c.UNIT_WAIT_SECONDS].observe(self._since(whole_ns))
-        self._instruments[c.UNIT_BARRIER_SECONDS].observe(
-            max(0, open_ns - max(whole_ns, closed_ns)) / NS_PER_S
+        barrier_s = max(0, open_ns - max(whole_ns, closed_ns)) / NS_PER_S
+        self._instruments.observe(
+            {c.UNIT_WAIT_SECONDS: self._since(whole_ns), c.UNIT_BARRIER_SECONDS: barrier_s}
         )
 
     def _answer(self) -> None:
         self._unanswered = False
-        self._instruments[c.UNIT_ANSWER_SECONDS].observe(self._since(self._due_ns - DEADLINE_NS))
+        self._instruments.observe({c.UNIT_ANSWER_SECONDS: self._since(self._due_ns - DEADLINE_NS)})
         if self._now_ns > self._due_ns:
             self._instruments[c.UNITS_LATE].total += 1
 
     def _unit_done(self, result: UnitResult, *, is_sent: bool) -> None:
         is_cut = self._interrupted and (result.cut is not None or not result.is_listen)
         self._finish("cut" if is_cut else "listen" if result.is_listen else "speech")
-        self._instruments[c.UNIT_SECONDS].observe(self._since(self._began_ns))
         costs = result.costs
         stages = {"prefill": costs.prefill_us, "generate": costs.generate_us, "llm": costs.llm_us}
         if not result.is_listen:
             stages |= {"tts": costs.tts_us, "token2wav": costs.token2wav_us}
+        took: dict[Key, float] = {c.UNIT_SECONDS: self._since(self._began_ns)}
         for stage, cost_us in stages.items():
-            self._instruments[c.UNIT_STAGE_SECONDS, stage].observe(cost_us / US_PER_S)
+            took[c.UNIT_STAGE_SECONDS, stage] = cost_us / US_PER_S
+        self._instruments.observe(took)
         self._spoke(result.pcm, len(result.codec_ids))
         self._instruments[c.TOKENS, "text"].total += len(result.decided_ids)
         self._instruments[c.TOKENS, "picture"].total += result.vision_tokens
@@ -483,7 +492,7 @@ class TalkMeter:
         if metric.kind == "counter":
             self._instruments[metric].total += value
         else:
-            self._instruments[metric].observe(value)
+            self._instruments.observe({metric: value})
 
 
 def values_of(name: str, value: Value) -> Iterator[float]:
@@ -571,9 +580,9 @@ class Meter:
         if self._talk is not None:
             self._talk.over()
         self._instruments[c.SESSIONS_ENDED, reason or c.BROKEN_OFF].total += 1
-        self._instruments[c.SESSION_SECONDS].observe(self._since(self._began_ns))
+        self._instruments.observe({c.SESSION_SECONDS: self._since(self._began_ns)})
         if self._kv_tokens_max:
-            self._instruments[c.SESSION_KV_TOKENS].observe(self._kv_tokens_max)
+            self._instruments.observe({c.SESSION_KV_TOKENS: self._kv_tokens_max})
 
     def _since(self, at_ns: int) -> float:
         return (self._now_ns - at_ns) / NS_PER_S
@@ -594,7 +603,7 @@ class Meter:
                 self._instruments[c.RECORDINGS_FAILED].total += 1
             case ev.SlotLeased():
                 if self._queued_ns is not None:
-                    self._instruments[c.QUEUE_WAIT_SECONDS].observe(self._since(self._queued_ns))
+                    self._instruments.observe({c.QUEUE_WAIT_SECONDS: self._since(self._queued_ns)})
                     self._queued_ns = None
                 self._lease, self._leased_ns = event.lease, self._now_ns
             case ev.TicketLeft():
@@ -613,7 +622,7 @@ class Meter:
     def _happened_on_slot(self, event: ev.Event) -> None:
         match event:
             case ev.BackendOpened():
-                self._instruments[c.OPEN_SECONDS].observe(self._since(self._opening_ns))
+                self._instruments.observe({c.OPEN_SECONDS: self._since(self._opening_ns)})
                 self._instruments[c.TOKENS, "prompt"].total += event.opened.prompt_length
             case ev.BackendOpenFailed():
                 self._instruments[c.OPENS_FAILED].total += 1
@@ -621,13 +630,13 @@ class Meter:
                 self._instruments[c.BACKENDS_LOST].total += 1
             case ev.Rebuilt():
                 self._instruments[c.REBUILDS, "done"].total += 1
-                self._instruments[c.REBUILD_SECONDS].observe(self._since(self._rebuilding_ns))
+                self._instruments.observe({c.REBUILD_SECONDS: self._since(self._rebuilding_ns)})
                 self._instruments[c.REBUILT_SECONDS].total += event.steps
             case ev.RebuildFailed():
                 self._instruments[c.REBUILDS, "failed"].total += 1
             case ev.BackendReleased():
-                self._instruments[c.SLOT_SECONDS].observe(self._since(self._leased_ns))
-                self._instruments[c.RELEASE_SECONDS].observe(self._since(self._releasing_ns))
+                held_s, took_s = self._since(self._leased_ns), self._since(self._releasing_ns)
+                self._instruments.observe({c.SLOT_SECONDS: held_s, c.RELEASE_SECONDS: took_s})
                 self._lease = None
 
     def _sent(self, frame: str) -> None:
@@ -647,7 +656,7 @@ class Meter:
         kind, began_ns = self._media.pop(media, (None, 0))
         if kind is not None:
             self._instruments[c.MEDIA, outcome, kind].total += 1
-            self._instruments[c.MEDIA_SECONDS, kind].observe(self._since(began_ns))
+            self._instruments.observe({(c.MEDIA_SECONDS, kind): self._since(began_ns)})
 
 
 def error_code(frame: str) -> str:

@@ -96,8 +96,7 @@ from protocol.values.state import (
     gate_of,
     judge,
 )
-from protocol.values.utf8 import frame_bytes
-from protocol.wire.codec import Context, looks_float32, parse_frame
+from protocol.wire.codec import Context, frame_bytes, looks_float32, parse_frame
 from protocol.wire.dialects import (
     DIALECTS,
     OMNI,

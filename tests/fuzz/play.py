@@ -30,7 +30,7 @@ from protocol.values.effects import DecodeMedia
 from protocol.values.model import UNIT_SAMPLES, Unit
 from protocol.values.modes import MODES, OF_MODE, Mode
 from protocol.values.state import SessionKind
-from protocol.values.utf8 import frame_bytes
+from protocol.wire.codec import frame_bytes
 from recorder.write.writer import Recorder
 from runtime.media.decoder import Client, MediaDecoder
 from runtime.media.values import Decoded

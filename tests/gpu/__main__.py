@@ -104,12 +104,12 @@ def _load(options: argparse.Namespace, found: Found, quantize: str | None) -> Du
     )
     if not options.mute:
         give_voice(model, exact=options.deterministic)
-        model = DuplexModel.of(model.machine, model.tokens, {})
+        model = DuplexModel.of(model.runner, model.tokens, {})
     found.say("loaded, s", round(time.perf_counter() - began, 1))
-    found.say("attention", model.machine.attention)
-    found.say("batch", model.machine.batch)
+    found.say("attention", model.runner.attention)
+    found.say("batch", model.runner.batch)
     found.say("each session gets its own", model.info.deterministic)
-    found.say("a session's bytes", model.machine.slot_bytes)
+    found.say("a session's bytes", model.runner.slot_bytes)
     return model
 
 
@@ -120,7 +120,7 @@ def _config(*, is_cuda: bool, scale: float) -> ModelConfig:
 def _stage(name: str, options: argparse.Namespace, model: DuplexModel, found: Found) -> None:
     match name:
         case "steps":
-            measure(model.machine, found.say)
+            measure(model.runner, found.say)
         case "staged":
             found.keep(name, engine.staged(model, found.say))
         case "served" | "served int4":

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from runtime import RUN
 from runtime.cli import main
-from runtime.commands.server_process import RUN
 from runtime.model.models import load_backend
 from tests.live.servers import live_server
 from tests.project.example_packages import EXAMPLES, install, run_with

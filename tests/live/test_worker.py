@@ -17,7 +17,7 @@ import pytest
 
 from protocol.values.effects import OpenBackend
 from protocol.values.model import DuplexConfig, Opening, PastUnit, Unit, Voice
-from runtime.commands.server_process import RUN
+from runtime import RUN
 from runtime.link.address import WorkerAddress, read_address
 from runtime.link.backend import connect
 from runtime.model.backends.base import Backend, BackendGone, BackendSession, HeldModel, Rebuilds

@@ -24,10 +24,10 @@ from runtime.model.backends.minicpmo.checkpoint import Parts, build_parts
 from runtime.model.backends.minicpmo.config import ModelConfig, read_config
 from runtime.model.backends.minicpmo.device import WHOLE, compute_repeatably
 from runtime.model.backends.minicpmo.logits import shortlists_on
-from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import THREADS, DuplexModel
 from runtime.model.backends.minicpmo.quantized import QuantizedLinear, chosen
-from runtime.model.backends.minicpmo.slots import FILE as SLOTS_FILE
+from runtime.model.backends.minicpmo.runner import ModelRunner
+from runtime.model.backends.minicpmo.slot_layout import FILE as SLOTS_FILE
 from runtime.model.backends.minicpmo.tokens import Tokens
 from runtime.model.backends.minicpmo.vocoder import CODES_A_CHUNK, Pcm, Sounding
 
@@ -149,10 +149,10 @@ def random_model(
         tokens = Tokens(write_tokenizer(tokenizer, int(config.llm.vocab_size), Path(name)))
     means = means_on(device, slots, exact=exact)
     shortlists = shortlists_on(device, tokens)
-    machine = Machine(
+    runner = ModelRunner(
         parts, Mute(), slots, shortlists, means=means, context_percent=context_percent
     )
-    return DuplexModel.of(machine, tokens, {})
+    return DuplexModel.of(runner, tokens, {})
 
 
 def randomize(parts: Parts) -> None:

@@ -23,10 +23,10 @@ import pytest
 from protocol.machine.chat import ActiveTurn, PendingTurn
 from protocol.machine.conversation import Conversation
 from protocol.machine.core import Step
+from protocol.machine.duplex import PendingInit
 from protocol.machine.omni import Omni
 from protocol.machine.peer import Peer
 from protocol.machine.session import Session
-from protocol.machine.setup import PendingInit
 from protocol.machine.slot import Migration
 from protocol.machine.sound import SoundPieces
 from protocol.machine.tools import ToolCalls
@@ -36,7 +36,7 @@ from protocol.values.live import LiveSettings
 from protocol.values.messages import Listen, Speech
 from protocol.values.model import Picture, Prefill, Sound, Text, Tool, ToolCall, ToolResult
 from protocol.values.omni import OmniSession
-from protocol.values.openai import Item, OpenAISession, Part, Reply, Respond
+from protocol.values.openai import Item, OpenAISession, Part, RealtimeResponse, Respond
 from protocol.values.utf8 import Utf8Text
 from protocol.wire.dialects import LEGACY_CHAT
 from recorder.format.format import SUFFIX
@@ -45,6 +45,7 @@ from recorder.format.records import Record
 from recorder.format.steps import advance
 from recorder.read.reader import LogReader
 from tests.golden.logs import FOLDER, SCENES
+from tests.project.sampling import sample
 
 ROOT: Final = Path(__file__).parents[2]
 LEFT_OUT: Final = {
@@ -53,7 +54,7 @@ LEFT_OUT: Final = {
     "Respond.instructions": "they are in the prompt, which the log has",
     "Respond.ignored": "it stands in the log",
     "Part.ends": "it follows from the units, which the log has",
-    "Reply.ends": "likewise",
+    "RealtimeResponse.ends": "likewise",
     "Part.is_whole": "it is of the session's behaviour",
     "Step.effects": "they are handed over after each step",
     "Step.do": "it appends to them",
@@ -120,13 +121,13 @@ LEFT_OUT: Final = {
     "Part.kind": "it is told with its item, in a frame that the log holds",
     "Part.text": "likewise",
     "Part.picture": "an item that is kept has none",
-    "Reply.items": "likewise",
-    "Reply.conversation_id": "it is made of the recording's id",
-    "Reply.message": "likewise",
-    "Reply.metadata": "likewise",
-    "Reply.reason": "likewise",
-    "Reply.status": "likewise",
-    "Reply.fault": "likewise",
+    "RealtimeResponse.items": "likewise",
+    "RealtimeResponse.conversation_id": "it is made of the recording's id",
+    "RealtimeResponse.message": "likewise",
+    "RealtimeResponse.metadata": "likewise",
+    "RealtimeResponse.reason": "likewise",
+    "RealtimeResponse.status": "likewise",
+    "RealtimeResponse.fault": "likewise",
     "Tool.description": "the effect that opens the model has it",
     "Tool.parameters": "likewise",
 }
@@ -134,8 +135,8 @@ LEFT_OUT: Final = {
 CLASSES: Final = (
     *(Step, Peer, Migration, PendingInit, PendingTurn, ActiveTurn, Prefill),
     *(Listen, Speech, Text, Picture, Sound),
-    *(LiveSettings, OpenAISession, Part, Reply, Respond, Tool, ToolCall, ToolResult, Item),
-    *(Omni, OmniSession, UserSpeech, Conversation, SoundPieces, ToolCalls),
+    *(LiveSettings, OpenAISession, Part, RealtimeResponse, Respond, Tool, ToolCall, ToolResult),
+    *(Item, Omni, OmniSession, UserSpeech, Conversation, SoundPieces, ToolCalls),
 )
 
 
@@ -348,7 +349,7 @@ def replayed(root: Path) -> list[str]:
     return ran.stdout.splitlines()
 
 
-@pytest.mark.parametrize("change", ["renamed", "reordered"])
+@pytest.mark.parametrize("change", sample(["renamed", "reordered"], ["renamed"]))
 def test_a_log_does_not_know_the_names_of_the_machine(change: str, tmp_path: Path) -> None:
     """No class or attribute could ever be called what it is, for the sake of recordings."""
     for package in ("protocol", "recorder", "runtime", "replay"):

@@ -158,7 +158,7 @@ ray.shutdown()
 """
 
 
-@pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")
 def test_ray_starts_and_restarts_a_worker() -> None:
     """What is asked of Ray would not be what Ray does."""
     command = [sys.executable, "-c", textwrap.dedent(REAL)]

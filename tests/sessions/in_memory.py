@@ -37,7 +37,7 @@ from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_chat import tone
 from runtime.net.connection import OnMessages, WebSocketClosed
 from runtime.net.websocket import MESSAGES_A_READ, TOGETHER_BYTES_MAX
-from runtime.session import journal
+from runtime.session import journal, speech_input
 from runtime.session.server import Server
 from runtime.session.setup import Arrival, Parent
 from runtime.settings.settings import Settings
@@ -368,6 +368,7 @@ async def world(
     beside: Callable[[], Backend] | None = None,
     has_key: Callable[[str], bool] = lambda _: True,
     decode_s: float = 0.0,
+    judge: Callable[..., Awaitable[Any]] | None = None,
     **settings: Any,
 ) -> AsyncIterator[World]:
     """Run a server in memory; the sessions that are left at the end are drained.
@@ -381,6 +382,7 @@ async def world(
         beside: makes a second worker; None: there is one.
         has_key: whether there is still a key of this name.
         decode_s: how long media is decoded.
+        judge: has a slow detector judge sound; None: at once.
         settings: of `runtime.settings.settings.Settings`.
     """
     backend = backend or ScriptedBackend()
@@ -391,6 +393,7 @@ async def world(
     async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
         if not threaded:
             stack.enter_context(patch.object(journal, "in_thread", here))
+            stack.enter_context(patch.object(speech_input, "in_thread", judge or here))
         server = Server(
             Settings(model="scripted", record_to=record_to, **settings),
             Workers((backend, *(() if beside is None else (beside(),))), load=load),
@@ -414,7 +417,7 @@ async def world(
 
 
 async def here(work: Callable[[], Any]) -> Any:
-    """Read a log in this thread: with one of its own, virtual time would run ahead."""
+    """Work in this thread: with one of its own, virtual time would run ahead."""
     await anyio.lowlevel.checkpoint()
     return work()
 

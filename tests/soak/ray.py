@@ -12,7 +12,7 @@ Held to, for each session, as in `tests/soak/workers.py`: it goes on to the end 
 asked for, its client heard what its log holds as sent, and its log replays, in logic and in full.
 
 What was found goes to `ray.json`, without a date; it exits with 1 where anything was not so. It
-needs the extra `ray`, and ends its own Ray processes only.
+needs `examples/ray_placement`, and ends its own Ray processes only.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ turn's end, the recording's name. The reading side takes a silent second for a l
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import attrs
@@ -59,15 +60,9 @@ HISTORY_MAX: Final = 128
 """Messages before the session, as the API has them."""
 UNSUPPORTED: Final = frozenset(
     {
-        "session.instructions.append",
-        "session.thinking.append",
-        "session.commentary.append",
-        "session.output_audio.fixture.play",
-        "decision.create",
-        "decision.item.create",
-        "decision.item.delete",
-        "response.create",
-        "response.item.create",
+        *("session.instructions.append", "session.thinking.append", "session.commentary.append"),
+        *("session.output_audio.fixture.play", "decision.create", "decision.item.create"),
+        *("decision.item.delete", "response.create", "response.item.create"),
         "transport.dtmf.send",
     }
 )
@@ -230,9 +225,8 @@ REQUESTS: Final = {
         AppendSound,
         AUDIO_APPEND,
         Field("audio", k.PIECE, attr="pcm16"),
-        Field(
-            "event_id", k.text(INPUT_ID_CHARS_MAX, holds=k.NAMED), "", attr=DROPPED, doc="Ignored."
-        ),
+        Field("event_id", k.text(INPUT_ID_CHARS_MAX, holds=k.NAMED), "", attr=DROPPED),
+        "Ignored.",
         closed=api.CLOSED,
     ),
     Request.MUTE: typed(Mute, "session.input_audio.mute", _event_id(), closed=api.CLOSED),
@@ -279,6 +273,15 @@ INFO_CODES: Final = (
     *(QUEUED, ASSIGNED, "nothing_delegated", "tools_not_called"),
     *("time_over", "context_full"),
 )
+REASONS: Final[Mapping[ms.EndReason, str]] = {
+    "client": "close_requested",
+    "cancelled": "close_requested",
+    "timeout": "expired",
+    "context_full": "expired",
+    **dict.fromkeys(("backend_error", "server_shutdown"), "connection_lost"),
+    **dict.fromkeys(("invalid_frame", "flooded"), "connection_lost"),
+}
+"""The ends of a session that are sent, in the words of the Live API."""
 _ENDS: Final[Mapping[str, ms.EndReason]] = {
     "close_requested": "client",
     "expired": "timeout",
@@ -308,10 +311,10 @@ _PLACE: Final = computed(
     doc="The same for people.",
 )
 _QUEUED: Final = typed(
-    ms.Queued, INFO, api.EVENT_ID, _one_of(QUEUED), _PLACE, lacks={"place": api.NOWHERE}
+    ms.Queued, INFO, api.EVENT_ID, _one_of(QUEUED), _PLACE, lacks={"place": shared.NOWHERE}
 )
 _MOVED: Final = typed(
-    ms.QueueUpdate, INFO, api.EVENT_ID, _one_of(QUEUED), _PLACE, lacks={"place": api.NOWHERE}
+    ms.QueueUpdate, INFO, api.EVENT_ID, _one_of(QUEUED), _PLACE, lacks={"place": shared.NOWHERE}
 )
 _TURN: Final = "a slot is assigned: the session starts with session.start"
 _QUEUE_DONE: Final = typed(
@@ -448,13 +451,8 @@ _DELEGATION: Final = (
         _named("response_id", "resp", "The response that is the call."),
         doc="What is delegated: a call of a tool.",
     ),
-    computed(
-        "offset_ms",
-        k.INTEGER,
-        lambda called: (called.unit + 1) * MS_PER_S,
-        example=3000,
-        doc="Where in the session.",
-    ),
+    computed("offset_ms", k.INTEGER, lambda called: (called.unit + 1) * MS_PER_S, example=3000),
+    "Where in the session.",
 )
 _DELEGATED: Final = typed(
     ms.ToolCalled, "session.delegation.created", api.EVENT_ID, *_DELEGATION, make=lambda _: None
@@ -479,13 +477,8 @@ WORDS: Final = typed(
     api.EVENT_ID,
     Field("delta", k.TEXT, attr="text"),
     Field("start_ms", k.INTEGER),
-    computed(
-        "end_ms",
-        k.INTEGER,
-        lambda speech: speech.start_ms + MS_PER_S,
-        example=1001,
-        doc="Where it ends there.",
-    ),
+    computed("end_ms", k.INTEGER, lambda speech: speech.start_ms + MS_PER_S, example=1001),
+    "Where it ends there.",
     lacks={**_UNTOLD, "pcm": b"", "end_of_turn": False},
 )
 
@@ -549,7 +542,7 @@ ANSWERS: Final = (
         ms.Closed,
         shared.SESSION_CLOSED,
         api.EVENT_ID,
-        Field("reason", k.word_of(_ENDS), get=shared.end_word(api.REASONS)),
+        Field("reason", k.word_of(_ENDS), get=shared.end_word(REASONS)),
         _SESSION,
         Object("usage", Field("seconds", k.INTEGER)),
         lacks={"session_id": ""},
@@ -562,23 +555,11 @@ class Live(Dialect):
     """The dialect of OpenAI's Live API."""
 
     def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
-        """Check every field of a client's message; a known event that is not offered is named."""
-        kind = body.get("type")
-        if request is Request.UNKNOWN and isinstance(kind, str) and kind in UNSUPPORTED:
-            raise api.unsupported("$.type", f"{kind}, which the model cannot do")
+        """Check every field of a client's message; a format has a rate."""
         if request is Request.INIT and context.is_fork:
             return _with_rate(FORK_START.parse(body, context))
         message: ClientMessage = super().parse(request, body, context)
         return _with_rate(message) if isinstance(message, Init) else message
-
-    def encode(self, message: ms.ServerMessage) -> tuple[str, ...]:
-        """Write a server's message as frames; a speaking second has its text first."""
-        if isinstance(message, ms.ToolCalled):
-            return tuple(table.encode(message) for table in (_DELEGATED, *_EVENTS))
-        if not isinstance(message, ms.Speech):
-            return super().encode(message)
-        words = (WORDS.encode(message),) if message.text else ()
-        return (*words, SPEECH.encode(message)) if message.pcm or not words else words
 
     def decode(self, body: Json, mode: Mode = "video") -> tuple[ms.ServerMessage, ...]:
         """Read a server's message; a second is read at 24 kHz."""
@@ -613,4 +594,13 @@ def _read_second(body: Json) -> ms.Listen | ms.Speech:
     return attrs.evolve(speech, pcm=pcm)
 
 
-LIVE: Final = Live("live", REQUESTS, ANSWERS)
+LIVE: Final = Live(
+    "live",
+    REQUESTS,
+    ANSWERS,
+    choose={
+        ms.ToolCalled: lambda _: (_DELEGATED, *_EVENTS),
+        ms.Speech: partial(api.speech, WORDS, SPEECH),
+    },
+    unserved=dict.fromkeys(UNSUPPORTED, ", which the model cannot do"),
+)

@@ -17,7 +17,9 @@ Choices in addition to them:
 
 from __future__ import annotations
 
-from typing import Final, cast
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final, cast
 
 import attrs
 
@@ -48,6 +50,7 @@ from ..table import (
 )
 from . import openai_shared as api
 from . import shared
+from .live import REASONS
 from .shared import PROMPT, setting
 
 # -- the settings of a session --------------------------------------------------------------------
@@ -122,29 +125,17 @@ _DETECTION: Final = (
     Field("create_response", k.FLAG, True, attr="creates"),
     Field("interrupt_response", k.FLAG, True, attr="interrupts"),
     checked(
-        "eagerness",
-        api.until(behaviour.LENIENT_SETTINGS, _NO_EAGERNESS, k.choice(_EAGERNESS)),
-        "Without effect: the model decides when to answer.",
+        "eagerness", api.until(behaviour.LENIENT_SETTINGS, _NO_EAGERNESS, k.choice(_EAGERNESS))
     ),
+    "Without effect: the model decides when to answer.",
 )
 _SPOKEN_DETECTION: Final = Table(
     oa.TurnDetection,
     *_DETECTION,
-    optional(
-        "backchannel_ms",
-        _PREFIX,
-        since=behaviour.BACKCHANNELS,
-        example=350,
-        doc="Shorter speech over the model does not interrupt it; without it the server's limit.",
-    ),
-    setting(
-        "idle_timeout_ms",
-        attrs.evolve(_IDLE, read=_idle),
-        0,
-        attr="idle_ms",
-        example=8000,
-        doc="Of server_vad: the model speaks where the client says nothing for so long.",
-    ),
+    optional("backchannel_ms", _PREFIX, since=behaviour.BACKCHANNELS, example=350),
+    "Shorter speech over the model does not interrupt it; without it the server's limit.",
+    setting("idle_timeout_ms", attrs.evolve(_IDLE, read=_idle), 0, attr="idle_ms", example=8000),
+    "Of server_vad: the model speaks where the client says nothing for so long.",
 )
 _PLAIN_DETECTION: Final = Table(
     oa.TurnDetection, *_DETECTION, api.ignored("idle_timeout_ms", "Ignored: no model speaks here.")
@@ -233,17 +224,10 @@ _CONFIGURE: Final = typed(
             doc="Sound in both directions.",
         ),
         optional("tools", api.TOOLS, doc=api.CALLED),
-        optional(
-            "tool_choice",
-            _CHOICE,
-            doc="none: no call is sent. Other choices are auto: no call can be enforced.",
-        ),
-        optional(
-            "parallel_tool_calls",
-            _PARALLEL,
-            "is_parallel",
-            doc="false: no call is sent while another waits for its result.",
-        ),
+        optional("tool_choice", _CHOICE),
+        "none: no call is sent. Other choices are auto: no call can be enforced.",
+        optional("parallel_tool_calls", _PARALLEL, "is_parallel"),
+        "false: no call is sent while another waits for its result.",
         checked("max_output_tokens", _INF, "Reported as `inf`."),
         *map(api.ignored, ("include", "tracing", "truncation", "reasoning")),
         checked("prompt", _NO_PROMPT, api.EMPTY),
@@ -289,12 +273,8 @@ _SESSION: Final = Object(
         doc="Sound in both directions.",
     ),
     Field("tools", api.SENT_FUNCTIONS, (), doc="Functions that the model may call."),
-    Field(
-        "tool_choice",
-        _CHOICES,
-        "auto",
-        doc="none also where there are tools, and the model calls none.",
-    ),
+    Field("tool_choice", _CHOICES, "auto"),
+    "none also where there are tools, and the model calls none.",
     setting("parallel_tool_calls", k.FLAG, True, attr="is_parallel", doc="false, or absent."),
     fixed("max_output_tokens", "inf"),
     fixed("truncation", "auto"),
@@ -312,7 +292,7 @@ _ITEM_ID: Final = Field("item_id", api.ID, example=api.ITEM_EXAMPLE)
 _SINCE: Final = behaviour.RESPONSE_OPTIONS
 
 
-def request(cls: type, kind: str, *rows: Row) -> Table:
+def request(cls: type, kind: str, *rows: Row | str) -> Table:
     """Make the table of a client's event, which may have an id."""
     return typed(cls, kind, *rows, api.ANY_EVENT_ID)
 
@@ -323,28 +303,13 @@ _RESPONSE: Final = Object(
     checked("input", api.empty("no other input"), api.EMPTY),
     checked("tools", api.TOOLS, "Without effect."),
     optional("output_modalities", api.MODALITY, "modality", example=["text"], since=_SINCE),
-    optional(
-        "instructions",
-        PROMPT,
-        doc="Until the model has its prompt, in place of the session's; then refused.",
-        since=_SINCE,
-    ),
-    setting(
-        "max_output_tokens",
-        api.TOKENS,
-        0,
-        attr="max_tokens",
-        example=100,
-        doc="Or inf.",
-        since=_SINCE,
-    ),
+    optional("instructions", PROMPT, since=_SINCE),
+    "Until the model has its prompt, in place of the session's; then refused.",
+    setting("max_output_tokens", api.TOKENS, 0, attr="max_tokens", example=100, since=_SINCE),
+    "Or inf.",
     checked("tool_choice", _NO_CHOICE, "Without effect; another is refused.", since=_SINCE),
-    optional(
-        "metadata",
-        api.METADATA,
-        example={"client_event_id": "evt_1"},
-        doc="Returned with the response.",
-    ),
+    optional("metadata", api.METADATA, example={"client_event_id": "evt_1"}),
+    "Returned with the response.",
     omit=True,
     doc="Settings of this response; others than these are ignored.",
 )
@@ -416,14 +381,9 @@ _WAITS: Final = typed(
     ms.Queued,
     _RATE_LIMITS,
     api.EVENT_ID,
-    Field(
-        "rate_limits",
-        _LIMITS,
-        attr=DROPPED,
-        get=_wait,
-        doc="One: of sessions, or of the tokens of the model's context.",
-    ),
-    lacks={"place": api.NOWHERE},
+    Field("rate_limits", _LIMITS, attr=DROPPED, get=_wait),
+    "One: of sessions, or of the tokens of the model's context.",
+    lacks={"place": shared.NOWHERE},
 )
 """The session waits for its slot: all SDKs know this event, and none fails at it."""
 _LEFT: Final = typed(
@@ -578,21 +538,12 @@ _TRANSCRIPTION_ANSWERS: Final = (
 
 # -- both -----------------------------------------------------------------------------------------
 
-KNOWN: Final = frozenset(
-    {table.kind for table in _REQUESTS.values()}
-    | {"output_audio_buffer.clear", "transcription_session.update"}
-)
-"""Events of the API that a client may send."""
-
 
 class OpenAI(Dialect):
     """The dialect of OpenAI's Realtime API."""
 
     def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
-        """Check every field of a client's message; a known event that is not offered is named."""
-        kind = body.get("type")
-        if isinstance(kind, str) and kind in KNOWN and kind not in self.types:
-            raise api.unsupported("$.type", f"{kind}, which is not served here")
+        """Check every field of a client's message; a setting that is null is turned off."""
         message = super().parse(request, body, context)
         match message:
             case oa.Configure():
@@ -615,33 +566,6 @@ class OpenAI(Dialect):
             if is_off:
                 session.setdefault("audio", {}).setdefault("input", {})[name] = None
         return dump_frame(body)
-
-    def encode(self, message: ms.ServerMessage) -> tuple[str, ...]:
-        """Write a server's message as frames; a speaking second has its text first."""
-        return tuple([table.encode(message) for table in self._tables(message)])
-
-    def _tables(self, message: ms.ServerMessage) -> tuple[Table, ...]:
-        match message:
-            case ms.Speech():
-                words = (api.WORDS,) if message.text else ()
-                return (*words, api.SOUND) if message.pcm or not words else words
-            case oa.ReplyStep():
-                return (api.STEPS[message.kind],)
-            case oa.InputStep():
-                return (api.INPUTS[message.kind],)
-            case oa.ItemStep():
-                return (api.ITEMS[message.kind],)
-            case oa.ReplyState():
-                return (api.BEGAN if message.reply.status == "in_progress" else api.DONE,)
-            case ms.Queued() | ms.QueueUpdate() if message.is_for_openai:
-                return (_WAITS,)
-            case ms.Closed(reason=reason) if reason not in api.REASONS:
-                raise LocalProtocolError(f"no end for {reason}: it is never sent")
-            case ms.Closed() | ms.Queued() | ms.QueueUpdate() | ms.QueueDone():
-                return ()
-            case ms.Listen() | ms.GoingAway():
-                return ()
-        return (self._written[type(message)],)
 
     def decode(self, body: Json, mode: Mode = "video") -> tuple[ms.ServerMessage, ...]:
         """Read a server's message; of limits there are two kinds."""
@@ -670,10 +594,40 @@ def _is_null(body: Json, name: str) -> bool:
     return isinstance(found, dict) and found.get(name, found) is None
 
 
-OPENAI: Final = OpenAI("openai", _REQUESTS, _ANSWERS)
+def _of_end(closed: ms.Closed) -> tuple[Table, ...]:
+    if closed.reason not in REASONS:
+        raise LocalProtocolError(f"no end for {closed.reason}: it is never sent")
+    return ()
+
+
+def _of_place(place: ms.Queued | ms.QueueUpdate) -> tuple[Table, ...]:
+    return (_WAITS,) if place.is_for_openai else ()
+
+
+_CHOOSE: Final[Mapping[type, Callable[[Any], tuple[Table, ...]]]] = {
+    ms.Speech: partial(api.speech, api.WORDS, api.SOUND),
+    oa.ReplyStep: lambda step: (api.STEPS[step.kind],),
+    oa.InputStep: lambda step: (api.INPUTS[step.kind],),
+    oa.ItemStep: lambda step: (api.ITEMS[step.kind],),
+    oa.ReplyState: lambda it: (api.BEGAN if it.response.status == "in_progress" else api.DONE,),
+    **dict.fromkeys((ms.Queued, ms.QueueUpdate), _of_place),
+    ms.Closed: _of_end,
+    **dict.fromkeys((ms.QueueDone, ms.Listen, ms.GoingAway), lambda _: ()),
+}
+_UNSERVED: Final = dict.fromkeys(
+    (
+        *(table.kind for table in _REQUESTS.values()),
+        *("output_audio_buffer.clear", "transcription_session.update"),
+    ),
+    ", which is not served here",
+)
+"""Events of the API that a client may send, where they are not served."""
+OPENAI: Final = OpenAI("openai", _REQUESTS, _ANSWERS, choose=_CHOOSE, unserved=_UNSERVED)
 OPENAI_TRANSCRIPTION: Final = OpenAI(
     "openai-transcription",
     {Request.UPDATE: _TRANSCRIPTION_CONFIGURE, **_SOUND_REQUESTS},
     _TRANSCRIPTION_ANSWERS,
+    choose=_CHOOSE,
+    unserved=_UNSERVED,
 )
 """The dialect of its transcription sessions."""

@@ -132,16 +132,6 @@ ERROR_CODES: Final = tuple(
     if code not in errors.TRANSCRIPTION_ERRORS | errors.OPENAI_ERRORS
     or code is errors.ErrorCode.MODEL_NOT_FOUND
 )
-NOWHERE: Final = ms.QueuePlace(position=0, estimated_wait_s=0, ticket_id="", queue_length=0)
-REASONS: Final[Mapping[ms.EndReason, str]] = {
-    "client": "close_requested",
-    "cancelled": "close_requested",
-    "timeout": "expired",
-    "context_full": "expired",
-    **dict.fromkeys(("backend_error", "server_shutdown"), "connection_lost"),
-    **dict.fromkeys(("invalid_frame", "flooded"), "connection_lost"),
-}
-"""The ends of a session that are sent, in the words of the Live API."""
 _PARAM: Final = re.compile(r"\$\.([A-Za-z0-9_.\[\]]+): ")
 """The path with which the text of a field's error begins."""
 
@@ -163,14 +153,8 @@ def error_table(codes: tuple[errors.ErrorCode, ...], cause: str) -> Table:
         Field("code", k.choice(codes)),
         Field("message", k.TEXT),
         computed("type", kind, _fault, is_read=False, doc="Whose mistake it is."),
-        computed(
-            "param",
-            k.TEXT,
-            _param,
-            omit=True,
-            example="session.audio.format",
-            doc="The path of the field that is wrong.",
-        ),
+        computed("param", k.TEXT, _param, omit=True, example="session.audio.format"),
+        "The path of the field that is wrong.",
         Field(cause, k.TEXT, "", attr="client_event_id", omit=True),
     )
     error = Object("error", *rows, is_required=True)
@@ -180,6 +164,13 @@ def error_table(codes: tuple[errors.ErrorCode, ...], cause: str) -> Table:
 def sound_of(speech: ms.Speech) -> bytes:
     """The sound of a message, as its session writes it."""
     return compress(to_pcm16(speech.pcm), speech.coding)
+
+
+def speech(words: Table, sound: Table, message: ms.Speech) -> tuple[Table, ...]:
+    """The tables of a speaking second: its text comes first, if there is any."""
+    if not message.text:
+        return (sound,)
+    return (words, sound) if message.pcm else (words,)
 
 
 # -- functions that the client runs ---------------------------------------------------------------
@@ -324,14 +315,8 @@ _PART: Final = Table(
     oa.Part,
     Field("type", k.choice(PART_KINDS), attr="kind"),
     Field("text", _TEXT, "", also=("transcript",), omit=True),
-    Field(
-        "image_url",
-        k.IMAGE_URL,
-        b"",
-        attr="picture",
-        omit=True,
-        doc="Of an input_image: a JPEG, PNG or WebP, as a data URL; 4 MiB, 20 megapixels at most.",
-    ),
+    Field("image_url", k.IMAGE_URL, b"", attr="picture", omit=True),
+    "Of an input_image: a JPEG, PNG or WebP, as a data URL; 4 MiB, 20 megapixels at most.",
     checked("detail", k.choice(("auto", "low", "high")), "Without effect."),
     checked("audio", _NO_SOUND, EMPTY),
     make=_part,
@@ -365,8 +350,8 @@ def sent_part(kinds: tuple[str, ...] = PART_KINDS) -> One:
             get=transcript,
             omit=True,
             is_read=False,
-            doc="Of sound; null while it is not known.",
         ),
+        "Of sound; null while it is not known.",
     )
 
     def write(part: oa.Part) -> dict[str, object]:
@@ -502,7 +487,7 @@ _WHOLE_ITEM: Final = Table(
 PREVIOUS: Final = Field("previous_item_id", k.or_null(k.TEXT), None, attr="previous_id")
 
 
-def by_kind(cls: type, prefix: str, **rows: tuple[Row, ...]) -> dict[str, Table]:
+def by_kind(cls: type, prefix: str, **rows: tuple[Row | str, ...]) -> dict[str, Table]:
     """Make the tables of a message of several kinds, with which their types end."""
     return {
         kind: typed(cls, f"{prefix}.{kind}", EVENT_ID, *own, lacks={"kind": kind})
@@ -549,7 +534,7 @@ _SECONDS: Final = k.Kind(
 )
 
 
-def _transcript(kind: str, end: str, *rows: Row) -> Table:
+def _transcript(kind: str, end: str, *rows: Row | str) -> Table:
     rows = (EVENT_ID, _INPUT_ITEM, _zero("content_index"), *rows)
     return typed(oa.InputStep, f"{_TRANSCRIPTION}.{end}", *rows, lacks={"kind": kind})
 
@@ -608,30 +593,30 @@ _NULLABLE: Final = k.Kind(
 )
 
 
-def _details(reply: oa.Reply) -> dict[str, object] | None:
-    if reply.status == "in_progress" or (reply.status == "completed" and not reply.fault):
+def _details(response: oa.RealtimeResponse) -> dict[str, object] | None:
+    if response.status == "in_progress" or (response.status == "completed" and not response.fault):
         return None
-    details: dict[str, object] = {"type": reply.status}
-    if reply.reason:
-        details["reason"] = reply.reason
-    if reply.fault:
-        is_client = reply.fault == errors.ErrorCode.UNSUPPORTED
+    details: dict[str, object] = {"type": response.status}
+    if response.reason:
+        details["reason"] = response.reason
+    if response.fault:
+        is_client = response.fault == errors.ErrorCode.UNSUPPORTED
         kind = "invalid_request_error" if is_client else "server_error"
-        details["error"] = {"type": kind, "code": reply.fault, "message": reply.message}
+        details["error"] = {"type": kind, "code": response.fault, "message": response.message}
     return details
 
 
-def _usage(reply: oa.Reply) -> dict[str, object] | None:
-    if reply.status == "in_progress":
+def _usage(response: oa.RealtimeResponse) -> dict[str, object] | None:
+    if response.status == "in_progress":
         return None
-    held, made = reply.input_tokens, reply.output_tokens
+    held, made = response.input_tokens, response.output_tokens
     return {"total_tokens": held + made, "input_tokens": held, "output_tokens": made}
 
 
-def _made(values: dict[str, Any]) -> oa.Reply:
+def _made(values: dict[str, Any]) -> oa.RealtimeResponse:
     details, usage = values.pop("details") or {}, values.pop("usage") or {}
     error = details.get("error") or {}
-    return oa.Reply(
+    return oa.RealtimeResponse(
         reason=details.get("reason") or "",
         fault=error.get("code") or "",
         message=error.get("message") or "",
@@ -649,7 +634,7 @@ _ALWAYS: Final = (
     Field("metadata", k.or_null(METADATA), None, example={"client_event_id": "evt_1"}),
 )
 _BEGUN: Final = Table(
-    oa.Reply,
+    oa.RealtimeResponse,
     *_RESPONSE,
     fixed("status", "in_progress"),
     null("status_details"),
@@ -658,30 +643,19 @@ _BEGUN: Final = Table(
     null("usage"),
 )
 _OVER: Final = Table(
-    oa.Reply,
+    oa.RealtimeResponse,
     *_RESPONSE,
     Field("status", k.choice(("completed", "cancelled", "incomplete", "failed"))),
-    Field(
-        "status_details",
-        _NULLABLE,
-        None,
-        attr="details",
-        get=_details,
-        doc="Why it was cancelled, is incomplete, or failed; what of its request had no effect.",
-    ),
+    Field("status_details", _NULLABLE, None, attr="details", get=_details),
+    "Why it was cancelled, is incomplete, or failed; what of its request had no effect.",
     Field("output", items(_any_item(_WHOLE_ITEM, _CALL), OUTPUT_MAX), (), attr="items"),
     *_ALWAYS,
-    Field(
-        "usage",
-        _NULLABLE,
-        None,
-        get=_usage,
-        doc="Tokens that the model held before, and generated.",
-    ),
+    Field("usage", _NULLABLE, None, get=_usage),
+    "Tokens that the model held before, and generated.",
     make=_made,
 )
 BEGAN, DONE = (
-    typed(oa.ReplyState, f"response.{kind}", EVENT_ID, Field("response", one(table), attr="reply"))
+    typed(oa.ReplyState, f"response.{kind}", EVENT_ID, Field("response", one(table)))
     for kind, table in (("created", _BEGUN), ("done", _OVER))
 )
 
@@ -699,8 +673,8 @@ _OF_PART: Final = (
         attr=DROPPED,
         get=lambda step: oa.item_of(step.response_id),
         example=ITEM_EXAMPLE,
-        doc="The response's item.",
     ),
+    "The response's item.",
     _zero("content_index"),
 )
 _OF_CALL: Final = (
@@ -746,7 +720,7 @@ def _step_of(values: dict[str, Any]) -> oa.ReplyStep:
     return oa.ReplyStep(**values)
 
 
-def _step(kind: str, *rows: Row) -> Table:
+def _step(kind: str, *rows: Row | str) -> Table:
     what, step = kind.split("_")
     name = f"response.{_WHAT[what]}.{step}"
     return typed(oa.ReplyStep, name, *rows, lacks={"kind": kind}, make=_step_of)

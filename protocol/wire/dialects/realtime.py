@@ -23,20 +23,10 @@ from typing import Any, Final
 
 import attrs
 
+from ...values import messages as ms
 from ...values.errors import LocalProtocolError
 from ...values.limits import INPUT_ID_CHARS_MAX, TOOLS_MAX
 from ...values.live import UserWords
-from ...values.messages import (
-    Closed,
-    Created,
-    Delta,
-    EndReason,
-    Listen,
-    Prefilled,
-    Response,
-    ServerMessage,
-    Speech,
-)
 from ...values.modes import Mode
 from ...values.openai import CancelResponse
 from ...values.requests import Append, Ask, ClientMessage, Init, Request
@@ -52,7 +42,7 @@ OUTPUT_DELTA: Final = "response.output.delta"
 TURN_BASED: Final = "turn_based"
 """The runtime mode of `mode=chat` (001, Modes)."""
 
-_REASONS: Final[Mapping[EndReason, str]] = {
+_REASONS: Final[Mapping[ms.EndReason, str]] = {
     "client": "client_closed",
     "timeout": "timeout",
     "context_full": "context_full",
@@ -63,7 +53,7 @@ _REASONS: Final[Mapping[EndReason, str]] = {
     "flooded": "flooded",
     "refused": "refused",
 }
-_ENDS: Final[Mapping[str, EndReason]] = {word: end for end, word in _REASONS.items()}
+_ENDS: Final[Mapping[str, ms.EndReason]] = {word: end for end, word in _REASONS.items()}
 
 # -- from the client ----------------------------------------------------------------------------
 
@@ -172,7 +162,10 @@ _CHAT_REQUESTS: Final[Mapping[Request, Table]] = {
 
 # -- from the server ----------------------------------------------------------------------------
 
-_ANSWERED: Final[tuple[Row, ...]] = (Field("response_id", k.TEXT), Field("input_id", k.TEXT, ""))
+_ANSWERED: Final[tuple[Row | str, ...]] = (
+    Field("response_id", k.TEXT),
+    Field("input_id", k.TEXT, ""),
+)
 """The ids of an answer."""
 
 
@@ -184,7 +177,7 @@ def _created(mode: str) -> Table:
     modes = {FULL_DUPLEX: False, TURN_BASED: True}
     word = k.word_of(modes, lambda is_chat: TURN_BASED if is_chat else FULL_DUPLEX)
     return typed(
-        Created,
+        ms.Created,
         shared.SESSION_CREATED,
         Field("session_id", k.TEXT),
         Field(
@@ -192,8 +185,8 @@ def _created(mode: str) -> Table:
             attrs.evolve(word, schema={"type": "string", "const": mode}),
             False,
             attr="is_chat",
-            doc="Always this.",
         ),
+        "Always this.",
         Field("prompt_length", k.INTEGER, 0),
         Field("recording", shared.RECORDING, "off"),
         *shared.RECORDED,
@@ -202,7 +195,7 @@ def _created(mode: str) -> Table:
     )
 
 
-def _delta(cls: type, kind: str, *rows: Row, **lacks: object) -> Table:
+def _delta(cls: type, kind: str, *rows: Row | str, **lacks: object) -> Table:
     return Table(
         cls,
         Field("session_id", k.TEXT),
@@ -214,16 +207,16 @@ def _delta(cls: type, kind: str, *rows: Row, **lacks: object) -> Table:
 
 
 _END_OF_TURN: Final = Field("end_of_turn", k.FLAG, False, omit=True)
-_TEXT: Final = _delta(Speech, "text", *_ANSWERED, Field("text", k.TEXT), _END_OF_TURN, pcm=b"")
+_TEXT: Final = _delta(ms.Speech, "text", *_ANSWERED, Field("text", k.TEXT), _END_OF_TURN, pcm=b"")
 _AUDIO: Final = _delta(
-    Speech, "audio", *_ANSWERED, Field("audio", k.SPEECH, attr="pcm"), _END_OF_TURN, text=""
+    ms.Speech, "audio", *_ANSWERED, Field("audio", k.SPEECH, attr="pcm"), _END_OF_TURN, text=""
 )
 _LISTEN: Final = _delta(
-    Listen, "listen", Field("response_id", k.TEXT, "", omit=True), Field("input_id", k.TEXT, "")
+    ms.Listen, "listen", Field("response_id", k.TEXT, "", omit=True), Field("input_id", k.TEXT, "")
 )
 
 
-def _encode_speech(speech: Speech) -> tuple[str, ...]:
+def _encode_speech(speech: ms.Speech) -> tuple[str, ...]:
     """Write text, then sound; the last of the two has the turn's end."""
     if not speech.pcm:
         return (_TEXT.encode(speech),)
@@ -234,7 +227,7 @@ def _encode_speech(speech: Speech) -> tuple[str, ...]:
     return (_TEXT.encode(first), audio)
 
 
-def _word(closed: Closed) -> str:
+def _word(closed: ms.Closed) -> str:
     reason = closed.client_reason if closed.reason == "client" else None
     word = reason or _REASONS.get(closed.reason)
     if word is None:
@@ -242,15 +235,15 @@ def _word(closed: Closed) -> str:
     return word
 
 
-def _closed(values: dict[str, Any]) -> Closed:
+def _closed(values: dict[str, Any]) -> ms.Closed:
     word = values.pop("reason")
     if word in _ENDS:
-        return Closed(reason=_ENDS[word], **values)
-    return Closed(reason="client", client_reason=word or None, **values)
+        return ms.Closed(reason=_ENDS[word], **values)
+    return ms.Closed(reason="client", client_reason=word or None, **values)
 
 
 _CLOSED: Final = typed(
-    Closed,
+    ms.Closed,
     shared.SESSION_CLOSED,
     Field("session_id", k.TEXT),
     Field(
@@ -264,8 +257,8 @@ _CLOSED: Final = typed(
         ),
         get=_word,
         example="user_stop",
-        doc="Why it ended. The client's own words, where it ended the session and gave any.",
     ),
+    "Why it ended. The client's own words, where it ended the session and gave any.",
     make=_closed,
 )
 _USER_WORDS: Final = typed(
@@ -281,7 +274,7 @@ _USER_WORDS: Final = typed(
 
 def _chat_delta(kind: str, row: Field) -> Table:
     return Table(
-        Delta,
+        ms.Delta,
         Field("session_id", k.TEXT),
         *_ANSWERED,
         row,
@@ -295,7 +288,7 @@ _CHAT_DELTAS: Final[Mapping[str, Table]] = {
     "audio": _chat_delta("audio", Field("audio", k.SPEECH, attr="pcm")),
 }
 _CHAT_DONE: Final = typed(
-    Response,
+    ms.Response,
     "response.done",
     Field("session_id", k.TEXT),
     *_ANSWERED,
@@ -314,17 +307,17 @@ _CHAT_DONE: Final = typed(
 )
 
 
-def _encode_delta(delta: Delta) -> tuple[str, ...]:
+def _encode_delta(delta: ms.Delta) -> tuple[str, ...]:
     """Write a piece of an answer: text first, then sound; one frame at least."""
     text_frame = (_CHAT_DELTAS["text"].encode(delta),) if delta.text or not delta.pcm else ()
     return (*text_frame, _CHAT_DELTAS["audio"].encode(delta)) if delta.pcm else text_frame
 
 
-def _encode_response(response: Response) -> tuple[str, ...]:
+def _encode_response(response: ms.Response) -> tuple[str, ...]:
     """Write the end of a turn, after the last of a streamed answer's speech."""
     if not response.pcm or not response.streaming:
         return (_CHAT_DONE.encode(response),)
-    rest = Delta(
+    rest = ms.Delta(
         session_id=response.session_id,
         response_id=response.response_id,
         input_id=response.input_id,
@@ -334,9 +327,9 @@ def _encode_response(response: Response) -> tuple[str, ...]:
 
 
 _CHAT_FRAMES: Final[Mapping[type, Callable[[Any], tuple[str, ...]]]] = {
-    Prefilled: lambda _: (),
-    Delta: _encode_delta,
-    Response: _encode_response,
+    ms.Prefilled: lambda _: (),
+    ms.Delta: _encode_delta,
+    ms.Response: _encode_response,
 }
 """The frames of a turn, by class of message; the end of prefill has none."""
 
@@ -377,9 +370,9 @@ class Realtime(Dialect):
             return message
         return super().parse(request, body, context)
 
-    def encode(self, message: ServerMessage) -> tuple[str, ...]:
+    def encode(self, message: ms.ServerMessage) -> tuple[str, ...]:
         """Write a server's message as frames."""
-        if isinstance(message, Speech):
+        if isinstance(message, ms.Speech):
             return _encode_speech(message)
         frames = _CHAT_FRAMES.get(type(message))
         return super().encode(message) if frames is None else frames(message)
@@ -392,7 +385,7 @@ class Realtime(Dialect):
             return _CANCEL.encode(message)
         return super().encode_request(message)
 
-    def decode(self, body: Json, mode: Mode = "video") -> tuple[ServerMessage, ...]:
+    def decode(self, body: Json, mode: Mode = "video") -> tuple[ms.ServerMessage, ...]:
         """Read a server's message; text and audio of a unit are a `Speech` each, or a `Delta`."""
         if body.get("type") != OUTPUT_DELTA:
             return super().decode(body, mode)

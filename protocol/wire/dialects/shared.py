@@ -15,15 +15,8 @@ from typing import Any, Final, get_args
 
 import attrs
 
-from ...values import limits
+from ...values import errors, limits
 from ...values import messages as ms
-from ...values.errors import (
-    LIVE_ERRORS,
-    TRANSCRIPTION_ERRORS,
-    ErrorCode,
-    LocalProtocolError,
-    error_type,
-)
 from ...values.model import INPUT_RATE_HZ, DuplexConfig, SlidingWindow
 from ...values.requests import CloseRequest, Played, Request
 from .. import kinds as k
@@ -53,7 +46,7 @@ def _record(value: Value, at: Reading) -> bool:
 
 RECORD: Final = Field("record", attrs.evolve(k.FLAG, read=_record), True, omit=True, rank=9)
 """Whether the session may be recorded."""
-ASKED: Final[tuple[Row, ...]] = (Field("notices", k.FLAG, False, omit=True, rank=9), RECORD)
+ASKED: Final[tuple[Row | str, ...]] = (Field("notices", k.FLAG, False, omit=True, rank=9), RECORD)
 """A client's wishes for the server in addition to its settings."""
 
 
@@ -90,9 +83,11 @@ SESSION_CLOSED: Final = "session.closed"
 ERROR: Final = "error"
 
 ERROR_CODES: Final = tuple(
-    code for code in ErrorCode if code not in TRANSCRIPTION_ERRORS | LIVE_ERRORS
+    code
+    for code in errors.ErrorCode
+    if code not in errors.TRANSCRIPTION_ERRORS | errors.LIVE_ERRORS
 )
-ERROR_TYPES: Final = tuple(dict.fromkeys(map(error_type, ErrorCode)))
+ERROR_TYPES: Final = tuple(dict.fromkeys(map(errors.error_type, errors.ErrorCode)))
 RECORDING_STATES: Final[tuple[ms.RecordingState, ...]] = ("on", "off", "failed")
 
 # -- the client's type --------------------------------------------------------------------------
@@ -137,7 +132,9 @@ def end_word(reasons: Mapping[ms.EndReason, str]) -> Callable[[ms.Closed], str]:
 
     def word(closed: ms.Closed) -> str:
         if closed.reason not in reasons:
-            raise LocalProtocolError(f"no session.closed for {closed.reason}: it is never sent")
+            raise errors.LocalProtocolError(
+                f"no session.closed for {closed.reason}: it is never sent"
+            )
         return reasons[closed.reason]
 
     return word
@@ -166,19 +163,20 @@ _TIME_MS_MAX: Final = 1e9
 """Eleven days: no unit takes longer, and no session lives as long."""
 TIME_MS: Final = k.number(0, _TIME_MS_MAX)
 RECORDING: Final = k.choice(RECORDING_STATES)
-PLACE: Final[tuple[Row, ...]] = (
+PLACE: Final[tuple[Row | str, ...]] = (
     Field("position", k.integer(1), attr="place.position"),
     Field("estimated_wait_s", k.INTEGER, attr="place.estimated_wait_s"),
     Field("ticket_id", k.TEXT, attr="place.ticket_id"),
     Field("queue_length", k.INTEGER, attr="place.queue_length"),
 )
+NOWHERE: Final = ms.QueuePlace(position=0, estimated_wait_s=0, ticket_id="", queue_length=0)
 ERROR_SESSION: Final = Field("session_id", k.TEXT, "", omit=True)
 """The session of an error, if known; other servers do not name it."""
-RECORDED: Final[tuple[Row, ...]] = (
+RECORDED: Final[tuple[Row | str, ...]] = (
     Field("recording_id", k.TEXT, "", omit=True),
     Field("recording_notice", k.TEXT, "", omit=True),
 )
-METRICS: Final[tuple[Row, ...]] = (
+METRICS: Final[tuple[Row | str, ...]] = (
     Field("kv_cache_length", k.INTEGER, 0),
     Field("prefill_ms", TIME_MS, 0.0),
     Field("generate_ms", TIME_MS, 0.0),
@@ -209,10 +207,10 @@ COMMON: Final = (
             computed(
                 "type",
                 k.choice(ERROR_TYPES),
-                lambda report: error_type(report.code),
+                lambda report: errors.error_type(report.code),
                 is_read=False,
-                doc="Whose mistake it is.",
             ),
+            "Whose mistake it is.",
             is_required=True,
         ),
         ERROR_SESSION,
@@ -243,7 +241,7 @@ _WINDOWS: Final = get_args(SlidingWindow)
 WINDOW: Final = attrs.evolve(
     k.choice(_WINDOWS), read=lambda value, at: value.choice(at.context.sliding_windows)
 )
-CONFIG: Final[tuple[Row, ...]] = (
+CONFIG: Final[tuple[Row | str, ...]] = (
     setting("generate_audio", k.FLAG, _DEFAULT.generate_audio),
     setting("force_listen_count", k.integer(0, 100), _DEFAULT.force_listen_count),
     setting(
@@ -258,22 +256,10 @@ CONFIG: Final[tuple[Row, ...]] = (
     one_value("ls_mode", k.choice(("explicit",))),
     one_value("chunk_ms", k.integer(CHUNK_MS, CHUNK_MS)),
     one_value("sample_rate", k.integer(INPUT_RATE_HZ, INPUT_RATE_HZ)),
-    Field(
-        "max_slice_nums",
-        SLICES,
-        1,
-        attr="^inner_slices",
-        is_written=False,
-        doc="Slices a frame may be cut into, 1-9, for appends that do not say.",
-    ),
-    Field(
-        "decode_mode",
-        k.choice(DECODE_MODES),
-        "sampling",
-        attr="^decode_mode",
-        is_written=False,
-        doc="`greedy` takes the most likely token, as a `temperature` of 0 does.",
-    ),
+    Field("max_slice_nums", SLICES, 1, attr="^inner_slices", is_written=False),
+    "Slices a frame may be cut into, 1-9, for appends that do not say.",
+    Field("decode_mode", k.choice(DECODE_MODES), "sampling", attr="^decode_mode", is_written=False),
+    "`greedy` takes the most likely token, as a `temperature` of 0 does.",
     one_value("text_repetition_penalty", k.number(1.05, 1.05), _REPETITION),
     one_value("text_repetition_window_size", k.integer(512, 512), _REPETITION),
     one_value("listen_top_k", k.integer(0, 0), "listening is sampled as any token is"),

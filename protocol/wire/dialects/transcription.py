@@ -171,7 +171,7 @@ class Transcription(Dialect):
         requests = {Request.INIT: _choice(choice), Request.APPEND: _APPEND, Request.COMMIT: _COMMIT}
         answers = (_CREATED, _delta(names[0]), _done(names[1]), _ERROR)
         others = (*map(_delta, _DELTAS), *map(_done, _DONES))
-        super().__init__(name, requests, answers, _TYPES, others)
+        super().__init__(name, requests, answers, types=_TYPES, more=others)
         self._beginning = beginning
         self._asks_apart = beginning is not _COMMIT
         """A commit ends sound, and another message asks for its text."""

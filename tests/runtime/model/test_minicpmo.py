@@ -85,6 +85,7 @@ def test_it_listens_speaks_and_ends_turns(start: Open) -> None:
     assert any(result.codec_ids for result in results)
 
 
+@pytest.mark.soak  # `test_engine_isolation.py` draws the sessions.
 def test_sessions_in_turns_do_not_touch(start: Open, straight: list[Row]) -> None:
     """One client's words would change another's (B8)."""
     one, other = start(), start(opening(5))
@@ -115,6 +116,7 @@ def test_another_process_gives_the_same_bytes(model: DuplexModel, tmp_path: Path
     assert process.stdout.strip() == digest(model)
 
 
+@pytest.mark.soak  # `test_a_released_slot_is_all_zeros` looks at the slot itself.
 def test_a_used_slot_is_as_good_as_new(model: DuplexModel, start: Open, tmp_path: Path) -> None:
     """A caller would get traces of the one before (B8)."""
     fresh = random_model.load(tmp_path, slots=1)
@@ -135,7 +137,7 @@ def test_a_released_slot_is_all_zeros(model: DuplexModel) -> None:
     session = open_session(model, opening(SPEAKS))
     run(session, units(3, frames=(picture(1),)))
     session.run_unit(unit(3, SPEAKS))
-    stores = (model.machine.llm, model.machine.audio, model.machine.tts)
+    stores = (model.runner.llm, model.runner.audio, model.runner.tts)
     assert all(store.keys[:, session.slot].any() for store in stores)
     session.release()
     for store in stores:
@@ -179,7 +181,7 @@ def test_a_failed_unit_is_rolled_back(
     def broken(works: list[Work]) -> list[Any]:
         if isinstance(works[0], kind):
             raise RuntimeError("division by zero")
-        return model.machine.compute(works)
+        return model.runner.compute(works)
 
     with monkeypatch.context() as patch:
         patch.setattr(model, "compute", broken)
@@ -235,7 +237,7 @@ def test_an_interrupt_is_recorded_and_its_cut_gives_the_same(
         works += 1
         if works == 4:  # Sound, prefill, two tokens: then the user talks.
             session.interrupt(0)
-        return model.machine.compute(batch)
+        return model.runner.compute(batch)
 
     with monkeypatch.context() as patch:
         patch.setattr(model, "compute", compute)

@@ -315,17 +315,17 @@ def tiny() -> DuplexModel:
 @contextmanager
 def with_shortlists(model: DuplexModel) -> Iterator[Shortlists]:
     """Have a model's tokens chosen from shortlists."""
-    assert model.machine.shortlists is None
-    made = model.machine.shortlists = shortlists(model.tokens)
+    assert model.runner.shortlists is None
+    made = model.runner.shortlists = shortlists(model.tokens)
     try:
         yield made
     finally:
-        model.machine.shortlists = None
+        model.runner.shortlists = None
 
 
 def test_a_cpu_makes_no_shortlists(tiny: DuplexModel) -> None:
     """Each token would cost a search that nobody needs; on a GPU it would cost milliseconds."""
-    assert tiny.machine.shortlists is None
+    assert tiny.runner.shortlists is None
     assert shortlists_on("cpu", tiny.tokens) is None
     assert shortlists_on(torch.device("meta"), tiny.tokens) is not None
 
@@ -408,6 +408,7 @@ def answered(model: DuplexModel, seed: int) -> tuple[object, ...]:
     return tuple(facts(chunks, result) for _, chunks, result in facts_of)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("course", [duplex, transcribed, answered])
 def test_a_session_is_the_same_with_shortlists(tiny: DuplexModel, course: Any) -> None:
     """What is said on a GPU would depend on how its logits are looked at; or nothing be gained."""
@@ -419,6 +420,7 @@ def test_a_session_is_the_same_with_shortlists(tiny: DuplexModel, course: Any) -
     assert made.unsettled <= RARE * made.settled
 
 
+@pytest.mark.soak  # `test_a_session_is_the_same_with_shortlists` decides by itself.
 def test_a_forced_session_is_the_same_with_shortlists(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

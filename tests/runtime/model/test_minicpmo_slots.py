@@ -28,10 +28,17 @@ from protocol.values.model import (
 )
 from runtime.model.backends.base import SILENT_STEPS_MIN, BackendRefused, CallsTools, ContextFull
 from runtime.model.backends.minicpmo import session as session_module
-from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.runner import ModelRunner
 from runtime.model.backends.minicpmo.sampling import Candidates, decide, decide_chat, draws
-from runtime.model.backends.minicpmo.slots import EVENTS_MAX, FILE, GRAMMAR, NEW, OPEN, TOO_LONG
+from runtime.model.backends.minicpmo.slot_layout import (
+    EVENTS_MAX,
+    FILE,
+    GRAMMAR,
+    NEW,
+    OPEN,
+    TOO_LONG,
+)
 from runtime.model.backends.minicpmo.work import Feed, Work
 from runtime.model.engine.backend import EngineBackend
 from tests.models import random_model
@@ -135,7 +142,7 @@ def test_events_and_tools_are_input(start: random_model.Open) -> None:
     assert with_events.logits_hash != without.logits_hash
 
 
-@pytest.mark.parametrize("forced", [False, True])
+@pytest.mark.parametrize("forced", sample([False, True], [True]))
 def test_a_recorded_session_is_run_again(start: random_model.Open, *, forced: bool) -> None:
     """With the recorded decisions or its own, all that follows has the same bytes."""
     session, again = start(opening()), start(opening())
@@ -168,11 +175,11 @@ def test_a_failure_is_undone_to_the_end_of_the_speech(
     start: random_model.Open, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     """The speech was sent already: the unit is closed as if nothing had been decided."""
-    session, twin, compute = start(opening()), start(opening()), Machine.compute
+    session, twin, compute = start(opening()), start(opening()), ModelRunner.compute
     fed = list[Work]()
 
-    def failing(machine: Machine, works: Sequence[Work]) -> list[Any]:
-        answers = compute(machine, works)
+    def failing(runner: ModelRunner, works: Sequence[Work]) -> list[Any]:
+        answers = compute(runner, works)
         fed.extend(work for work in works if isinstance(work, Feed))
         if len(fed) == step + 1:
             raise RuntimeError("the device failed")
@@ -181,7 +188,7 @@ def test_a_failure_is_undone_to_the_end_of_the_speech(
     session.run_unit(unit(0))
     twin.run_unit(unit(0))
     with monkeypatch.context() as patch:
-        patch.setattr(Machine, "compute", failing)
+        patch.setattr(ModelRunner, "compute", failing)
         made = session.finalize(0, interrupted=False)
     undecided = Silent(end="failed")
     assert made.silent == undecided
@@ -242,6 +249,7 @@ def test_no_room_is_kept_for_errors_that_cannot_come(model: DuplexModel) -> None
     assert slots.events([*begun, first, result("0" * 2_000, "t2")]) == in_place
 
 
+@pytest.mark.soak  # `test_the_context_is_never_overrun` is shorter.
 def test_results_end_no_session_whose_window_slides(start: random_model.Open) -> None:
     """A client that answers at length would lose its session, though the oldest is forgotten."""
     config = DuplexConfig(sliding_window="basic", generate_audio=False)

@@ -45,7 +45,7 @@ from tests.project.example_packages import EXAMPLES, install
 
 SETTINGS = declared(Settings)
 BY_NAME = {setting.name: setting for setting in SETTINGS}
-SERVED = Settings(record_to=RECORDINGS, record_refused=False)
+SERVED = Settings(record_to=RECORDINGS, record_refused=False, detector=None)
 """What a server has where nothing is said."""
 NO_FLAGS: Mapping[str, object] = {}
 NO_VARIABLES: Mapping[str, str] = {}

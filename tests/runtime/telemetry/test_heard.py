@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, cast
 
@@ -20,17 +20,6 @@ HEARD_MIN = 1000
 """Messages that must have been heard together, or nothing was tried."""
 
 
-class Kept(Series):
-    """A series, and each value that was observed."""
-
-    def __init__(self, key: Key, observed: list[tuple[Key, float]]) -> None:
-        super().__init__(())
-        self._key, self._observed = key, observed
-
-    def observe(self, value: float) -> None:
-        self._observed.append((self._key, value))
-
-
 class Noted(dict[Key, Series]):
     """Stands for the instruments of a mode."""
 
@@ -39,8 +28,11 @@ class Noted(dict[Key, Series]):
         self.observed: list[tuple[Key, float]] = []
 
     def __missing__(self, key: Key) -> Series:
-        self[key] = made = Kept(key, self.observed)
-        return made
+        series = self[key] = Series(())
+        return series
+
+    def observe(self, values: Mapping[Key, float]) -> None:
+        self.observed += values.items()
 
     @property
     def added(self) -> dict[Key, float]:

@@ -27,7 +27,7 @@ from .checkpoint import load_parts, weight_files
 from .config import ModelConfig, load_config
 from .device import WHOLE, compute_repeatably, device_name
 from .logits import shortlists_on
-from .machine import Machine
+from .runner import ModelRunner
 from .session import SteppedSession
 from .tokens import TEMPLATE_FILE, Tokens
 from .voices import load_vocoder
@@ -47,7 +47,7 @@ LIBRARIES: Final = ("torch", "transformers", "tokenizers", "numpy", "simplejpeg"
 
 
 def fingerprint(
-    folder: Path, machine: Machine, tokens: Tokens, quantize: str | None = None
+    folder: Path, runner: ModelRunner, tokens: Tokens, quantize: str | None = None
 ) -> Mapping[str, str]:
     """The facts that a full replay compares: file hashes, versions, this process's arithmetic."""
     files = {
@@ -66,9 +66,9 @@ def fingerprint(
                 with path.open("rb") as file:
                     digest.update(hashlib.file_digest(file, "sha256").digest())
         hashes[name] = digest.hexdigest()
-    keys, vocoder = machine.llm.keys, machine.vocoder
+    keys, vocoder = runner.llm.keys, runner.vocoder
     return {
-        "model": machine.config.name,
+        "model": runner.config.name,
         **hashes,
         "numerics": NUMERICS,
         **({} if quantize is None else {QUANTIZE: quantize}),
@@ -77,8 +77,8 @@ def fingerprint(
         **{name: _version(name) for name in LIBRARIES},
         "device": device_name(keys.device),
         "dtype": str(keys.dtype).removeprefix("torch."),
-        "attention": machine.attention,
-        "batch": machine.batch,
+        "attention": runner.attention,
+        "batch": runner.batch,
         "threads": str(torch.get_num_threads()),
         "cpu": torch.backends.cpu.get_cpu_capability(),
     }
@@ -102,8 +102,8 @@ def load_tokens(folder: Path, config: ModelConfig) -> Tokens:
 class DuplexModel:
     """One set of weights and the sessions on it."""
 
-    def __init__(self, machine: Machine, tokens: Tokens, info: BackendInfo) -> None:
-        self.machine, self.tokens, self._info = machine, tokens, info
+    def __init__(self, runner: ModelRunner, tokens: Tokens, info: BackendInfo) -> None:
+        self.runner, self.tokens, self._info = runner, tokens, info
 
     @property
     def info(self) -> BackendInfo:
@@ -133,7 +133,7 @@ class DuplexModel:
             exact: make results bitwise independent of the batch, if possible; see `info`.
             voice_steps: of the published voice's flow.
             quantize: how the language model's weights are quantised, one of `quantized.BITS`.
-            context_percent: see `Machine`.
+            context_percent: see `ModelRunner`.
 
         `OSError`: a file is missing; `ValueError`: the config, the tokenizer or the weights do not
         fit each other.
@@ -156,7 +156,7 @@ class DuplexModel:
             raise ValueError(f"the vocoder has {vocoder.codes} codes, the model {config.tts.eos}")
         where = parts.llm.lm_head.weight.device
         means = means_on(where, slots, exact=exact)
-        machine = Machine(
+        runner = ModelRunner(
             parts,
             vocoder,
             slots,
@@ -164,20 +164,20 @@ class DuplexModel:
             means=means,
             context_percent=context_percent,
         )
-        return cls.of(machine, tokens, fingerprint(folder, machine, tokens, quantize))
+        return cls.of(runner, tokens, fingerprint(folder, runner, tokens, quantize))
 
     @classmethod
-    def of(cls, machine: Machine, tokens: Tokens, facts: Mapping[str, str]) -> DuplexModel:
+    def of(cls, runner: ModelRunner, tokens: Tokens, facts: Mapping[str, str]) -> DuplexModel:
         """Make a model of loaded parts; `facts` is its fingerprint."""
-        config, vocoder, varies = machine.config, machine.vocoder, ""
-        if not machine.is_exact:
+        config, vocoder, varies = runner.config, runner.vocoder, ""
+        if not runner.is_exact:
             varies = "what this device computes for several sessions"
         elif vocoder is not None and not vocoder.is_exact:
             varies = "the sound of its vocoder"
         info = BackendInfo(
             name=config.name,
             modes=("audio", "video", "chat", *(("transcription",) * config.transcribes)),
-            slots=machine.slots,
+            slots=runner.slots,
             context_limit=config.context_limit,
             sliding_windows=("off", "basic", "context"),
             can_rollback=True,
@@ -190,26 +190,26 @@ class DuplexModel:
             tools=tokens.tools is not None,
             duplex_tools=tokens.slots is not None,
         )
-        return cls(machine, tokens, info)
+        return cls(runner, tokens, info)
 
     def compute(self, works: Sequence[Work]) -> list[Any]:
-        """Answer requests of one bucket, in their order; see `Machine.compute`."""
-        return self.machine.compute(works)
+        """Answer requests of one bucket, in their order; see `ModelRunner.compute`."""
+        return self.runner.compute(works)
 
     def session(self, opening: Opening, *, slot: int) -> SteppedSession:
         """Make a session whose generators the caller drives, in an exclusive slot."""
         assert 0 <= slot < self.info.slots, (slot, self.info.slots)
-        return SteppedSession(self.machine, self.tokens, opening, slot)
+        return SteppedSession(self.runner, self.tokens, opening, slot)
 
     def chat(self, *, slot: int) -> ChatTurn:
         """Make a chat turn whose generators the caller drives, in an exclusive slot."""
         assert 0 <= slot < self.info.slots, (slot, self.info.slots)
-        return ChatTurn(self.machine, self.tokens, slot)
+        return ChatTurn(self.runner, self.tokens, slot)
 
     def anchor(self, anchoring: Anchoring, *, slot: int) -> Anchor:
         """Make a streaming request whose generators the caller drives, in an exclusive slot."""
         assert 0 <= slot < self.info.slots, (slot, self.info.slots)
-        return Anchor(self.machine, self.tokens, anchoring, slot)
+        return Anchor(self.runner, self.tokens, anchoring, slot)
 
     def token_id(self, name: str) -> int | None:
         """The id of a token by its name; see `Streams.token_id`."""
@@ -218,4 +218,4 @@ class DuplexModel:
     def transcript(self, *, slot: int) -> Transcript:
         """Make a transcription whose generators the caller drives, in an exclusive slot."""
         assert 0 <= slot < self.info.slots, (slot, self.info.slots)
-        return Transcript(self.machine, self.tokens, slot)
+        return Transcript(self.runner, self.tokens, slot)

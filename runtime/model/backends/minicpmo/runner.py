@@ -50,7 +50,7 @@ PROBE_ROWS: Final = (16, 17, 23, 32, 50, 64, 100, 256)
 _log = logging.getLogger("antiphon.model")
 
 
-class Machine:
+class ModelRunner:
     """Answers requests; see `work.py`.
 
     Args:
@@ -344,8 +344,8 @@ class InSlot:
 
     kind: ClassVar[str]
 
-    def __init__(self, machine: Machine, tokens: Tokens, slot: int, phase: Phase) -> None:
-        self._machine, self._tokens, self._slot = machine, tokens, slot
+    def __init__(self, runner: ModelRunner, tokens: Tokens, slot: int, phase: Phase) -> None:
+        self._machine, self._tokens, self._slot = runner, tokens, slot
         self._phase: Phase = phase
         self._is_interrupted = False
 

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 from protocol.values.model import InputKind, UnitInput
-from runtime.model.backends.minicpmo import slots as module
-from runtime.model.backends.minicpmo.slots import (
+from runtime.model.backends.minicpmo import slot_layout as module
+from runtime.model.backends.minicpmo.slot_layout import (
     FILE,
     GRAMMAR,
     MEDIA,
     OPEN,
     TEXT,
-    Lane,
-    LaneRun,
     Policy,
-    Slots,
+    SilentRun,
+    SilentState,
+    SlotLayout,
     read_policy,
 )
 from tests.models import makers
@@ -59,8 +59,8 @@ def media(found: Sequence[int], kind: str, target: Target) -> tuple[int, ...]:
 
 
 def laid_out(
-    slots: Slots, unit: dict[str, Any], lane: Lane, target: Target
-) -> tuple[list[int], LaneRun]:
+    slots: SlotLayout, unit: dict[str, Any], silent_state: SilentState, target: Target
+) -> tuple[list[int], SilentRun]:
     """A unit's ids, with its recorded decisions, each of which must be allowed."""
     own, found = slots.ids, unit["ids"]
     at = found.index(own["</ai_spoken_slot>"])
@@ -74,7 +74,7 @@ def laid_out(
         )
         for index in part
     ]
-    run = LaneRun(slots, lane, tuple(TOOLS.values()), own["<|speak|>"] in chosen)
+    run = SilentRun(slots, silent_state, tuple(TOOLS.values()), own["<|speak|>"] in chosen)
     ids += [*chosen, *run.opening()]
     for index in (index for index, mark in rest if mark == "1"):
         assert run.end is None
@@ -97,11 +97,11 @@ def test_a_session_is_laid_out_as_by_the_makers(
     if "budget" in scenario:
         choices = {"listening": scenario["budget"]}
     slots = makers.slots(target, Policy(**choices), encoder(target))
-    lane, decided, texts = Lane(), list[int](), list[str]()
+    silent_state, decided, texts = SilentState(), list[int](), list[str]()
     for unit in scenario["units"]:
-        ids, run = laid_out(slots, unit, lane, target)
+        ids, run = laid_out(slots, unit, silent_state, target)
         assert ids == unit["ids"]
-        lane = run.left()
+        silent_state = run.left()
         decided += run.decided
         texts += [span.text for span in run.silent().spans]
     spans = groupby(decided, key=slots.control.__contains__)
@@ -184,7 +184,7 @@ def parted(case: dict[str, Any], target: Target) -> tuple[list[int], list[int], 
     return ids[:start], ids[start:stop], ids[stop:]
 
 
-def asked(slots: Slots, case: dict[str, Any]) -> list[int]:
+def asked(slots: SlotLayout, case: dict[str, Any]) -> list[int]:
     """A recorded prompt as we lay it out; its voice has no embeddings."""
     tools = [TOOLS[name] for name in ASKED.get(case["about"], ())]
     said = "" if "no text" in case["about"] else "Be brief."

@@ -207,7 +207,7 @@ Rows = TypeVar("Rows")
 
 
 @attrs.frozen(kw_only=True)
-class Slots:
+class SlotLayout:
     """The layout of one checkpoint.
 
     Attributes:
@@ -356,7 +356,7 @@ def _definition(tool: Tool) -> dict[str, object]:
 
 
 @attrs.frozen(kw_only=True)
-class Lane:
+class SilentState:
     """Where the silent part of the last unit left off.
 
     Attributes:
@@ -379,18 +379,18 @@ HELD_MAX: Final = SILENT_CHARS_MAX
 
 
 @attrs.define
-class LaneRun:
+class SilentRun:
     """The silent part of one unit, in progress.
 
     Attributes:
-        lane: as the unit before left it.
+        silent_state: as the unit before left it.
         tools: those that may be called.
         speaks: this unit speaks.
         decided: so far.
     """
 
-    slots: Slots
-    lane: Lane
+    slots: SlotLayout
+    silent_state: SilentState
     tools: Sequence[Tool]
     speaks: bool
     decided: list[int] = attrs.field(factory=list)
@@ -400,17 +400,17 @@ class LaneRun:
     _spans: list[Span] = attrs.field(factory=list)
 
     def __attrs_post_init__(self) -> None:
-        self._place, self._held = self.lane.place, list(self.lane.held)
+        self._place, self._held = self.silent_state.place, list(self.silent_state.held)
         if self._has_pair:
             self._place = "more"
 
     @property
     def _has_pair(self) -> bool:
-        return self.lane.is_fresh and not self.slots.policy.thinks
+        return self.silent_state.is_fresh and not self.slots.policy.thinks
 
     @property
     def _count(self) -> int:
-        return self.lane.count + 1 if self.speaks == self.lane.speaks else 1
+        return self.silent_state.count + 1 if self.speaks == self.silent_state.speaks else 1
 
     @property
     def budget(self) -> int:
@@ -428,7 +428,7 @@ class LaneRun:
         """The ids that the next step may not decide."""
         allowed = [name for name in GRAMMAR[self._place] if name not in (TEXT, FED)]
         if self._place == "first":  # What ends an idle unit, and one whose budget ended before.
-            allowed.remove("<|non_spoken_eos|>" if self.lane.is_fresh else "<|no_action|>")
+            allowed.remove("<|non_spoken_eos|>" if self.silent_state.is_fresh else "<|no_action|>")
         return self.slots.all_but(allowed)
 
     def take(self, index: int) -> None:
@@ -487,7 +487,7 @@ class LaneRun:
         """What is fed behind the decisions, of which the last is fed with it."""
         last = FED
         if self.end == "failed" and self._place not in OPEN:
-            is_idle = self._place == "first" and self.lane.is_fresh
+            is_idle = self._place == "first" and self.silent_state.is_fresh
             last = "<|no_action|>" if is_idle else "<|non_spoken_eos|>"
         names = () if self.end in ENDS.values() else (last,)
         return self.slots.of(*names, "</ai_non_spoken_slot>", "</unit>")
@@ -502,10 +502,10 @@ class LaneRun:
             decided_ids=tuple(self.decided),
         )
 
-    def left(self) -> Lane:
+    def left(self) -> SilentState:
         """Where the next unit's silent part begins."""
         is_open = self._place in OPEN
-        return Lane(
+        return SilentState(
             place=self._place if is_open else "first",
             held=tuple(self._held),
             is_fresh=not is_open and self.end in (*ENDS.values(), "failed"),
