@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, Final
 
+import numpy as np
 import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
@@ -18,7 +19,7 @@ from protocol.values.model import UNIT_SAMPLES
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from replay.rerun.logic import replay
-from tests.bench.tiny.staging import read_manifest, stage_phrase
+from tests.bench.tiny.staging import Pcm, read_manifest, read_speech, room, stage_phrase
 from tests.live.servers import LiveServer, live_server
 from tests.live.test_deterministic import antiphon
 from tests.models.makers import TOOLS
@@ -27,6 +28,10 @@ from tests.sessions.in_memory import append_frame, base64, close_frame
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 HELDOUT = FIXTURES / "speech" / "heldout"
+ITEMS = {item.phrase: item for item in reversed(read_manifest(HELDOUT))}
+PATIENCE_SAMPLES = 3_000
+"""Of quiet after a phrase, at least, before it is answered."""
+ASKED = ("set a timer", "what time is it")
 RECORDED = FIXTURES / "tiny" / "clock.session.zst"
 UNITS = 24
 WAIT_S = 30
@@ -96,24 +101,47 @@ def test_a_session_with_calls_and_results_is_replayed(tmp_path: Path) -> None:
         assert json.loads(replayed.stdout)["result"] == "identical", replayed.stdout
 
 
+def seconds_of(pcm: Pcm) -> Pcm:
+    """Sound by seconds."""
+    return pcm.reshape(-1, UNIT_SAMPLES)
+
+
+def in_turn() -> list[bytes]:
+    """A timer is set, and then the time is asked, second by second."""
+    spoken = [
+        stage_phrase(HELDOUT, ITEMS[phrase], at, lead_s=1.0) for at, phrase in enumerate(ASKED)
+    ]
+    return [second.astype("<f4").tobytes() for pcm, _ in spoken for second in seconds_of(pcm)]
+
+
+def amid_an_answer() -> list[bytes]:
+    """The time is asked while the question for its name is answered, second by second."""
+    pcm, end = stage_phrase(HELDOUT, ITEMS["what is your name"], 0, lead_s=1.0)
+    question, said = read_speech(HELDOUT, ITEMS["what time is it"]), end + PATIENCE_SAMPLES
+    begin = -(-said // UNIT_SAMPLES) * UNIT_SAMPLES + 4 * UNIT_SAMPLES // 5
+    sound = np.concatenate([pcm, room(9 * UNIT_SAMPLES, 1)])
+    sound[begin : begin + len(question)] += question
+    return [second.astype("<f4").tobytes() for second in seconds_of(sound)]
+
+
 def test_the_embedded_model_asks_for_the_time_and_tells_it(tmp_path: Path) -> None:
     """It calls its clock while it speaks and while it listens, and says what came of it."""
-    recordings, seconds = tmp_path / "recordings", list[bytes]()
-    for place, phrase in enumerate(("set a timer", "what time is it")):
-        item = next(item for item in read_manifest(HELDOUT) if item.phrase == phrase)
-        pcm, _ = stage_phrase(HELDOUT, item, place, lead_s=1.0)
-        seconds += [second.astype("<f4").tobytes() for second in pcm.reshape(-1, UNIT_SAMPLES)]
+    recordings = tmp_path / "recordings"
     with live_server("--record", str(recordings), model="tiny") as server:
-        with connect(f"{server.url}?mode=audio", compression=None) as connection:
-            received = talk(connection, seconds, "three o'clock", top_k=1)
+        for seconds, calls, said in (
+            (in_turn(), 2, "Timer set for one minute.It is three o'clock.It is three o'clock."),
+            (amid_an_answer(), 1, "My name is Antiphon.It is three o'clock."),
+        ):
+            with connect(f"{server.url}?mode=audio", compression=None) as connection:
+                received = talk(connection, seconds, "three o'clock", top_k=1)
+            made = [body for body in received if body["type"] == "response.tool_call.done"]
+            assert [body["call"]["name"] for body in made] == ["clock"] * calls
+            assert "".join(body.get("text", "") for body in received) == said
         assert server.stop() == 0
-    calls = [body for body in received if body["type"] == "response.tool_call.done"]
-    assert [body["call"]["name"] for body in calls] == ["clock", "clock"]
-    said = "".join(body.get("text", "") for body in received)
-    assert said == "Timer set for one minute.It is three o'clock.It is three o'clock."
-    (log,) = recordings.glob("*.session.zst")
-    replayed = antiphon("replay", "--full", "--model", "tiny", log, "--json")
-    assert json.loads(replayed.stdout)["result"] == "identical", replayed.stdout
+    replayed = antiphon("replay", "--full", "--model", "tiny", recordings, "--json")
+    assert [it["result"] for it in json.loads(replayed.stdout)] == ["identical"] * 2, (
+        replayed.stdout
+    )
 
 
 def test_the_recording_of_a_clock_is_replayed() -> None:

@@ -96,9 +96,10 @@ def _share(found: Sequence[bool]) -> float:
 def score_clock(model: DuplexModel, folder: Path) -> dict[str, float]:
     """Calls of a clock while listening and while speaking, and what is said of its results."""
     asked = [
-        (pcm, end, delay, HOURS[(place + at) % len(HOURS)])
-        for at, delay in enumerate(DELAYS)
-        for place, (pcm, end) in enumerate(_staged(folder, TIME))
+        (pcm, end, delay, hour)
+        for delay in DELAYS
+        for hour in HOURS
+        for pcm, end in _staged(folder, TIME)
     ]
     told = together(
         model,
