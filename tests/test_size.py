@@ -23,7 +23,7 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (229, 1),
     "protocol": (14_041, 64),
     "recorder": (4_228, 31),
-    "runtime": (23_699, 140),
+    "runtime": (23_741, 140),
     "runtime/model": (10_873, 51),
     "replay": (10_786, 57),
 }
