@@ -109,7 +109,7 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 $(WITH_RAY): $(INSTALLED)
 	@echo 'installing Ray into $(VENV)'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable '.[dev,docs,ray]'
+		--constraint constraints.txt --editable '.[dev,docs]' --editable ./examples/ray_placement
 	@touch $@
 
 $(BIN)/python:

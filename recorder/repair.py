@@ -16,7 +16,7 @@ Rules:
 - Compaction: only a finished and sound log is compacted. The packing of blobs and the records per
   block change, and `fin` gets the field `compacted` on the old log. 16-bit samples become FLAC if
   the bytes come back equal and fewer. All records are compared; the caller puts the new log in
-  place. One damaged bit costs up to 1 MiB, some seconds, against 256 KiB before.
+  place. One damaged bit costs up to 1 MiB, some seconds, against 384 KiB before.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import zstandard
 from .format import format as layout
 from .format.blobs import EXACT_16, RAW, cut_of, pack_flac
 from .format.blocks import FIN_FIELDS, LEVEL, Batch, Chain, Compressor, Frame
-from .format.encoding import Framed, RecordEncoder, header_json
+from .format.encoding import Framed, RecordEncoder, header_json, to_json
 from .format.errors import FormatError, LogUnsound, RecorderError
 from .format.expansion import Expansion, header_cost
 from .format.records import Fields, Record, Value
@@ -116,7 +116,7 @@ class Rewriter:
         framed = RecordEncoder().encode(record) if framed is None else framed
         self.make_room(framed.framed_bytes)
         self._batch = self._batch or Batch(first=record)
-        self._batch.add(record, framed)
+        self._batch.add([record], [framed])
         self.next_seq, self.at_ns = record.seq + 1, record.at_ns
         if record.kind == "session":
             self._flush()
@@ -487,7 +487,7 @@ class _Packer:
             table.append([codec, length, len(blob)])
             blobs.append((codec, blob))
         area_bytes = sum(len(blob) for _, blob in blobs)
-        fields = stored.record.fields  # still encoded
+        fields = to_json(stored.record, stored.record.fields)  # still packed
         header = header_json(stored.record, table, fields, stored.version)
         head = layout.frame_record(header, area_bytes)
         pieces = [head, *(piece for codec, blob in blobs for piece in _pieces(codec, blob))]

@@ -40,11 +40,11 @@ from recorder.format.errors import RecorderError
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
-from runtime.access.gate import Denied, Gate, open_gate
+from runtime.access.gate import AccessControl, Denied, open_gate
 from runtime.net import listener
+from runtime.net.connection import WebSocket, WebSocketClosed
 from runtime.net.http import LIVE_PATH, error_body, make_app
 from runtime.net.listener import Address, WebSocketRequest
-from runtime.net.websocket import WebSocket, WebSocketClosed
 from runtime.serve import routing
 from runtime.settings.settings import Settings
 
@@ -333,7 +333,7 @@ class PlayServer:
     """Plays a recording to every client; counts `differences`, and sets `is_over` at the end."""
 
     _options: PlayOptions
-    _gate: Gate
+    _gate: AccessControl
     _notify: Notify
     differences: int = attrs.field(default=0, init=False)
     is_over: anyio.Event = attrs.field(factory=anyio.Event, init=False)

@@ -100,7 +100,7 @@ DEV: Final[Commands] = MappingProxyType(
         "schema": ("runtime.commands.schema", "Describe the wire protocols."),
         "states": ("runtime.cli", "Draw the session's state diagrams."),
         "play": ("replay.play", "Serve a recording to clients under test."),
-        "shrink": ("replay.shrink.command", "Find the smallest log that fails."),
+        "shrink": ("replay.shrink", "Find the smallest log that fails."),
     }
 )
 MOVED: Final = MappingProxyType(
@@ -405,25 +405,19 @@ def load_viewer(name: ViewName) -> Viewer:
         )
     module = import_module(VIEWS)
     if name == "digest":
-        return Viewer(
-            pieces_of=module.digest_of,
-            pieces_beside=module.difference_beside,
-            media_type="application/json",
-        )
+        return Viewer(pieces_of=module.digest_of, media_type="application/json")
     if name == "replay":
         return Viewer(pieces_of=module.replay_of, media_type="application/json")
     if name in ("redacted-log", "redacted-page"):
         redaction, is_log = import_module(REDACTION), name == "redacted-log"
         return Viewer(
-            pieces_without=module.log_without if is_log else module.page_without,
+            pieces_of=module.redacted_log if is_log else module.redacted_page,
             kinds=redaction.KINDS,
             media_type="application/zstd" if is_log else "text/html",
             refuses=(redaction.RedactError,),
         )
     return Viewer(
         pieces_of=module.page_of,
-        pieces_beside=module.page_beside,
-        pieces_marked=module.page_marked,
         media_type="text/html",
         policy=module.PAGE_CSP,
         acting_policy=module.ACTING_CSP,

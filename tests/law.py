@@ -41,13 +41,7 @@ from recorder.format.format import HEADER_BYTES, SUFFIX, BlockHeader, frame_reco
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from recorder.read.verify import verify
-from runtime.commands.server_process import (
-    LINE_BYTES_MAX,
-    RUN,
-    ServerProcessError,
-    served,
-    words_of,
-)
+from runtime.commands.demo import LINE_BYTES_MAX, RUN, ServerProcessError, served, words_of
 from tests.fairness.adversaries import ADDRESSES, IDLE, KINDS
 from tests.project.evidence import add_out
 from tests.soak.server import JPEG, SECOND, errors_in

@@ -52,7 +52,7 @@ MUTABLE_CALLS: Final = frozenset({
 TRIO_ALLOWED: Final = frozenset(
     f"runtime/{name}.py"
     for name in (
-        *("net/http", "net/link", "net/listener", "net/monitor", "net/websocket"),
+        *("net/http", "net/link", "net/listener", "net/websocket"),
         *("webrtc/arrivals", "webrtc/call", "webrtc/command", "webrtc/door", "webrtc/sound"),
     )
 )

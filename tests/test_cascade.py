@@ -35,7 +35,7 @@ from protocol.values.model import (
 )
 from recorder.storage.store import Store
 from replay.assess.run import word_errors, words_of
-from runtime.commands.server_process import RUN
+from runtime import RUN
 from runtime.model.models import ModelUnusableError, load_backend
 from tests.bench.moonshine import RATES, SENTENCES, VOICES, rendered
 from tests.browser.chromium import CHROMIUM, FAKE_DEVICES, chromium

@@ -22,7 +22,7 @@ from typing import Final
 import pytest
 import trustme
 
-from runtime.commands.server_process import RUN
+from runtime import RUN
 from runtime.settings.settings import Settings
 from runtime.settings.sources import read
 from tests.live.servers import live_server

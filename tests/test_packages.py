@@ -162,7 +162,6 @@ LACKING: Final = {
     "dev bench engine": "server",
     "dev schema": "server",
     f"dev play {LOG}": "server",
-    f"fork {LOG} --at 1": "server",
     f"export {LOG} --output call.mp4": "media",
     f"export {LOG} --output call.mcap": "media",
 }
@@ -176,9 +175,10 @@ TOOLS: Final = {
     f"export {LOG} --output call.jsonl": "call.jsonl",
     f"recordings redact {LOG} --output less.session.zst": "less.session.zst",
     "replay less.session.zst": "identical",
+    "fork less.session.zst --at 1 --anyway": "a fork of",
     f"diff {LOG} {LOG}": "A rec-",
     f"eval {LOG}": "1 recording measured",
-    "recordings list .": "1 session",
+    "recordings list .": "2 sessions",
 }
 RUN_EACH: Final = """
 import json, sys

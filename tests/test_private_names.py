@@ -92,11 +92,11 @@ USED: Final[Mapping[tuple[str, str], Private]] = MappingProxyType(
             "the codec of a connection, to give it our decoder; trio-websocket makes it itself",
             lambda: _is_a(_websocket()._wsproto, "wsproto", "WSConnection"),
         ),
-        ("runtime/net/frames.py", "_proto"): Private(
+        ("runtime/net/websocket.py", "_proto"): Private(
             "wsproto takes no decoder of a user's; this is where a connection has its own",
             lambda: _is_a(_protocol(), "wsproto.frame_protocol", "FrameProtocol"),
         ),
-        ("runtime/net/frames.py", "_frame_decoder"): Private(
+        ("runtime/net/websocket.py", "_frame_decoder"): Private(
             "its mask takes 1.9 ms of the event loop for 1 MiB, ours 0.04; and one emoji makes a"
             " message take four times its size",
             lambda: _is_a(_protocol()._frame_decoder, "wsproto.frame_protocol", "FrameDecoder"),

@@ -21,7 +21,7 @@ import pytest
 import trustme
 
 import antiphon as antiphon_package
-from runtime.commands.server_process import RUN
+from runtime import RUN
 from tests.live.servers import live_server
 from tests.project.shown import Runner, blocks
 from tests.sessions.in_memory import pcm as make_pcm

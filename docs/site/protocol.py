@@ -30,7 +30,7 @@ from protocol.values.messages import Closed, EndReason
 from protocol.values.state import SessionKind
 from protocol.wire.dialects import DIALECTS as DIALECTS_SERVED
 from protocol.wire.dialects import MODES_OF
-from protocol.wire.schema import Message, describe, example, session_kinds
+from protocol.wire.schema import Message, describe, session_kinds
 from runtime.commands.schema import (
     CHANNELS,
     DIALECTS,
@@ -463,6 +463,54 @@ def _usual() -> tuple[Row, ...]:
         if times >= USUAL_MIN and row.meaning:
             found.setdefault(row.name, row)
     return tuple(found[name] for name in sorted(found))
+
+
+def example(schema: Json) -> dict[str, Any]:
+    """Make a body of a client's message from its schema: required fields, and telling defaults.
+
+    Its base64 is replaced by a name.
+    """
+    required = _required_in(schema)
+    made: dict[str, Any] = {}
+    for name, below in schema["properties"].items():
+        is_shown = name in required or _says_something(below)
+        if is_shown and "x-antiphon-same" not in below and "x-antiphon-after" not in below:
+            made[name] = _shown_value(below)
+    return made
+
+
+def _required_in(schema: Json) -> frozenset[str]:
+    first = [group["required"][0] for group in schema.get("anyOf", ())[:1] if "required" in group]
+    return frozenset((*schema.get("required", ()), *first))
+
+
+def _says_something(schema: Json) -> bool:
+    """Whether a field that may be absent is worth showing."""
+    if "properties" in schema:
+        return any(map(_says_something, schema["properties"].values()))
+    return bool({"default", "contentEncoding", "examples", "items"} & schema.keys())
+
+
+def _shown_value(schema: Json) -> Any:
+    if "const" in schema:
+        return schema["const"]
+    if "contentEncoding" in schema:
+        return f"<base64 {schema.get('x-antiphon-media', ['bytes'])[0]}>"
+    if "examples" in schema:
+        return schema["examples"][0]
+    if "default" in schema:
+        return schema["default"]
+    if "enum" in schema:
+        return schema["enum"][0]
+    if "oneOf" in schema:
+        return _shown_value(schema["oneOf"][0])
+    if "properties" in schema:
+        return example(schema)
+    if "anyOf" in schema:
+        return _shown_value(schema["anyOf"][0])
+    if "items" in schema:
+        return [_shown_value(schema["items"])]
+    return schema.get("minimum", 1)
 
 
 def _example(body: Json) -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import StrEnum
 from operator import attrgetter
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final
 
 import attrs
 
@@ -31,10 +31,9 @@ from ..values.messages import Delta, EndReason, Metrics, Prefilled, QueueDone, R
 from ..values.model import CALLS_MAX, INPUT_RATE_HZ, SAMPLE_BYTES, ToolCall, ToolResult
 from ..values.openai import CancelResponse
 from ..values.state import Gate, SessionKind, State
-from .core import Call, Phase, Recording, Step, Timers
+from .core import Call, Decode, Phase, Recording, Step, Timers, decode_voice
 from .kind import Handlers, Kind
 from .peer import Peer
-from .setup import Decode, decode_voice
 from .slot import Slot
 
 SECOND_BYTES: Final = INPUT_RATE_HZ * SAMPLE_BYTES
@@ -205,25 +204,6 @@ class ActiveTurn:
     made: tn.Turn | None = None
     pieces: int = 0
     repeated: int | None = None
-
-
-class TurnKind(Protocol):
-    """The kind of a session by turns."""
-
-    def send_error(self, code: ErrorCode, message: str) -> None:
-        """Send an `error`."""
-
-    def model_failed(self, index: int) -> None:
-        """Tell the client that the model failed at the turn."""
-
-    def turn_over(self) -> None:
-        """Go on after the turn."""
-
-    def refuse(self, code: ErrorCode, message: str) -> None:
-        """Turn the session away."""
-
-    def end(self, reason: EndReason) -> None:
-        """End the session."""
 
 
 @attrs.define(eq=False)
@@ -552,7 +532,40 @@ _HANDLERS: Final[Handlers] = {
 
 
 @attrs.define(eq=False)
-class Chat(Kind):
+class TurnKind(Kind):
+    """A kind of session by turns."""
+
+    loop: TurnLoop = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        parts = self.step, self.timers, self.recording, self.peer, self.slot
+        self.loop = self.slot_user = TurnLoop(*parts, self.slot.call, self)
+
+    def begin(self) -> None:
+        """Ask for room; each turn waits for its own slot."""
+        self.step.do(ef.Admit())
+
+    @property
+    def gate(self) -> Gate:
+        """The gate that judges the client's messages."""
+        return super().gate if self.loop.turn is None else Gate.TURN
+
+    def ask(self, ask: rq.Ask) -> None:
+        """Begin a turn; none is in progress."""
+        self.loop.ask(ask)
+
+    def model_failed(self, index: int) -> None:
+        """Tell the client that the model failed at the turn."""
+        raise NotImplementedError
+
+    def turn_over(self) -> None:
+        """Go on after the turn."""
+        raise NotImplementedError
+
+
+@attrs.define(eq=False)
+class Chat(TurnKind):
     """A chat of many turns (001).
 
     `instructions` is the system message of turns that have none; it may be empty.
@@ -565,26 +578,11 @@ class Chat(Kind):
         CancelResponse: attrgetter("cancel"),
     }
 
-    loop: TurnLoop = attrs.field(init=False)
     instructions: str = ""
-
-    def __attrs_post_init__(self) -> None:
-        super().__attrs_post_init__()
-        parts = self.step, self.timers, self.recording, self.peer, self.slot
-        self.loop = self.slot_user = TurnLoop(*parts, self.slot.call, self)
-
-    def begin(self) -> None:
-        """Ask for room; each turn waits for its own slot."""
-        self.step.do(ef.Admit())
 
     def admitted(self) -> None:
         """Wait for the client's init."""
         self.first_slot()
-
-    @property
-    def gate(self) -> Gate:
-        """The gate that judges the client's messages."""
-        return super().gate if self.loop.turn is None else Gate.TURN
 
     def init(self, init: rq.Init) -> None:
         """Take the system message of turns that have none."""
@@ -598,7 +596,7 @@ class Chat(Kind):
         if self.instructions and ask.messages[0].role != "system":
             prompt = rq.ChatMessage(role="system", content=(rq.TextPart(text=self.instructions),))
             ask = attrs.evolve(ask, messages=(prompt, *ask.messages))
-        self.loop.ask(ask)
+        super().ask(ask)
 
     def cancel(self, message: CancelResponse) -> None:
         """End the answer; one that has ended meanwhile is not missed."""
@@ -624,7 +622,7 @@ class Chat(Kind):
 
 
 @attrs.define(eq=False)
-class SingleRequest(Kind):
+class SingleRequest(TurnKind):
     """One turn a connection (004)."""
 
     session_kind = SessionKind.REQUEST
@@ -632,29 +630,9 @@ class SingleRequest(Kind):
     closed_in = frozenset()
     handlers: ClassVar[Handlers] = {**_HANDLERS, ev.AnswerCancelled: attrgetter("cancelled")}
 
-    loop: TurnLoop = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        super().__attrs_post_init__()
-        parts = self.step, self.timers, self.recording, self.peer, self.slot
-        self.loop = self.slot_user = TurnLoop(*parts, self.slot.call, self)
-
-    def begin(self) -> None:
-        """Ask for room; the turn waits for its slot."""
-        self.step.do(ef.Admit())
-
     def admitted(self) -> None:
         """Wait for the request, for a limited time."""
         self.timers.set("init", self.step.limits.init_wait_s)
-
-    @property
-    def gate(self) -> Gate:
-        """The gate that judges the client's messages."""
-        return super().gate if self.loop.turn is None else Gate.TURN
-
-    def ask(self, ask: rq.Ask) -> None:
-        """Begin the turn."""
-        self.loop.ask(ask)
 
     def frame_refused(self, error: FrameError, _code: ErrorCode) -> None:
         """Answer an unreadable frame like any other mistake."""

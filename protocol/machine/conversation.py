@@ -1,8 +1,8 @@
 """The conversation of a session of `openai` or `vllm-omni`: items, responses, the user's words.
 
-first speech -> begin_reply -> speak, a piece a second -> end_reply, with calls after the speech
+first speech -> begin_response -> speak, a piece a second -> end_response, with calls after speech
 
-- A response is a `Reply` here: `Response` is the answer of a turn of chat.
+- A response is a `RealtimeResponse`: a `Response` is the answer of a turn of chat.
 - One that never comes, or has only calls, is begun and ended at once (`end_unbegun`).
 - The kind decides when the model speaks; what the client gets then is decided here.
 """
@@ -57,10 +57,10 @@ class Conversation:
         items: of the conversation, by their ids; the oldest are forgotten.
         chars: of the text of all items.
         items_made: how many ids were made.
-        reply: the response in progress.
+        response: the one in progress.
         asked: the request for the response that comes next.
         is_mid_turn: calls ended the response of a turn that the model may speak on.
-        words: the text of `reply` so far.
+        words: the text of `response` so far.
         spans: the last items of sound, each with its end in milliseconds of the model's sound.
         utterances: what is transcribed, and in no item yet.
         id: as a client of `openai` knows the conversation; empty for others, and old ones.
@@ -74,7 +74,7 @@ class Conversation:
     items: dict[str, Item] = attrs.Factory(dict)
     chars: int = 0
     items_made: int = 0
-    reply: oa.Reply | None = None
+    response: oa.RealtimeResponse | None = None
     asked: oa.Respond = attrs.Factory(oa.Respond)
     is_mid_turn: bool = False
     words: str = ""
@@ -200,7 +200,7 @@ class Conversation:
         item, index = self.items[message.item_id], message.content_index
         if item.role != "assistant":
             return f"$.item_id: only what the model said can be cut, this is of the {item.role}"
-        if self.reply is not None and item.id == oa.item_of(self.reply.id):
+        if self.response is not None and item.id == oa.item_of(self.response.id):
             return "$.item_id: the response is in progress, cancel it first"
         if index >= len(item.parts) or item.parts[index].kind != "output_audio":
             return f"$.content_index: part {index} has no sound"
@@ -226,46 +226,44 @@ class Conversation:
 
     def speak(self, speech: Speech) -> None:
         """Send a second of the response: its text and sound, or its text."""
-        if self.reply is None or self.reply.id != speech.response_id:
-            self.end_reply("completed")
-            self.begin_reply(speech)
-        assert self.reply is not None
+        if self.response is None or self.response.id != speech.response_id:
+            self.end_response("completed")
+            self.begin_response(speech)
+        assert self.response is not None
         held, made = speech.metrics.kv_cache_length, speech.metrics.n_tokens
-        reply, self.words = self.reply, self.words + speech.text
-        is_first = not reply.output_tokens and self.step.behaves(RESPONSE_OPTIONS)
-        before = reply.ends[-1][0] if reply.ends else 0
+        response, self.words = self.response, self.words + speech.text
+        is_first = not response.output_tokens and self.step.behaves(RESPONSE_OPTIONS)
+        before = response.ends[-1][0] if response.ends else 0
         end = before + len(speech.pcm) // SAMPLE_BYTES, len(self.words)
-        self.reply = attrs.evolve(
-            reply,
-            input_tokens=max(held - made, 0) if is_first else reply.input_tokens,
-            output_tokens=reply.output_tokens + made,
-            ends=(*reply.ends, end),
+        self.response = attrs.evolve(
+            response,
+            input_tokens=max(held - made, 0) if is_first else response.input_tokens,
+            output_tokens=response.output_tokens + made,
+            ends=(*response.ends, end),
         )
-        if self.reply.modality == "audio" and (speech.text or speech.pcm):
+        if self.response.modality == "audio" and (speech.text or speech.pcm):
             coding = self.settings.output_format
             pcm = self.sound.to_rate(speech.pcm, rate_of(coding))
             self.peer.send(attrs.evolve(speech, pcm=pcm, coding=coding))
         elif speech.text:
-            self.peer.send(
-                oa.ReplyStep(kind="text_delta", response_id=self.reply.id, text=speech.text)
-            )
+            self._send_step(self.response.id, "text_delta", text=speech.text)
         if speech.end_of_turn:
-            self.end_reply("completed")
+            self.end_response("completed")
 
     @property
     def is_speaking(self) -> bool:
         """Whether the model is in a turn: a response is in progress, or a call has ended it."""
-        return self.reply is not None or self.is_mid_turn
+        return self.response is not None or self.is_mid_turn
 
     @property
     def is_too_long(self) -> bool:
         """Whether the response in progress has as many tokens as it may have."""
-        reply = self.reply
-        return reply is not None and 0 < reply.max_tokens <= reply.output_tokens
+        response = self.response
+        return response is not None and 0 < response.max_tokens <= response.output_tokens
 
     def cancels(self, message: oa.CancelResponse, *, is_asked: bool) -> bool:
         """Whether a client cancels the response in progress or asked for; else send an error."""
-        names = {None, self.reply.id} if self.reply else {None} if is_asked else set()
+        names = {None, self.response.id} if self.response else {None} if is_asked else set()
         if message.response_id in names:
             return True
         code = ErrorCode.RESPONSE_CANCEL_NOT_ACTIVE
@@ -274,19 +272,19 @@ class Conversation:
 
     def end_unbegun(
         self,
-        status: oa.ReplyStatus,
-        reason: oa.ReplyReason = "",
+        status: oa.ResponseStatus,
+        reason: oa.ResponseReason = "",
         *,
         calls: Sequence[ToolCalled] = (),
         **why: Any,
     ) -> None:
         """Begin and end a response without speech: one that does not come, or only calls."""
-        reply = self._new_reply(self.loop.next_response_id)
+        response = self._new_response(self.loop.next_response_id)
         self.loop.responses += 1
-        self.peer.send(oa.ReplyState(reply=reply))
-        items = self._send_calls(reply.id, calls, 0)
-        reply = attrs.evolve(reply, status=status, reason=reason, items=items, **why)
-        self.peer.send(oa.ReplyState(reply=reply))
+        self.peer.send(oa.ReplyState(response=response))
+        items = self._send_calls(response.id, calls, 0)
+        response = attrs.evolve(response, status=status, reason=reason, items=items, **why)
+        self.peer.send(oa.ReplyState(response=response))
 
     def _send_calls(self, name: str, calls: Sequence[ToolCalled], at: int) -> tuple[Item, ...]:
         """Send calls as items of a response, from a place in it on."""
@@ -296,19 +294,17 @@ class Conversation:
             bare = attrs.evolve(made.call, arguments="")
             begun, previous = attrs.evolve(item, status="in_progress", call=bare), self.last_id
             self.keep(item)
-            place: dict[str, Any] = {"response_id": name, "index": index}
-            self.peer.send(oa.ReplyStep(kind="item_added", item=begun, **place))
+            self._send_step(name, "item_added", item=begun, index=index)
             self.peer.send(oa.ItemStep(kind="added", item=begun, previous_id=previous))
-            self.peer.send(oa.ReplyStep(kind="call_delta", item=item, **place))
-            self.peer.send(oa.ReplyStep(kind="call_done", item=item, **place))
-            self.peer.send(oa.ReplyStep(kind="item_done", item=item, **place))
+            for kind in ("call_delta", "call_done", "item_done"):
+                self._send_step(name, kind, item=item, index=index)
             self.peer.send(oa.ItemStep(kind="done", item=item, previous_id=previous))
             items.append(item)
         return tuple(items)
 
-    def _new_reply(self, response_id: str) -> oa.Reply:
+    def _new_response(self, response_id: str) -> oa.RealtimeResponse:
         asked, self.asked = self.asked, oa.Respond()
-        return oa.Reply(
+        return oa.RealtimeResponse(
             id=response_id,
             modality=asked.modality or self.settings.modality,
             metadata=asked.metadata,
@@ -318,23 +314,23 @@ class Conversation:
             message=UNHEARD if asked.is_unheard else "",
         )
 
-    def begin_reply(self, speech: Speech) -> None:
+    def begin_response(self, speech: Speech) -> None:
         """Begin a response, by its first second."""
         response_id = speech.response_id
         self.words, self.sound.spoken = "", bytes(HISTORY_BYTES)
-        self.reply = self._new_reply(response_id)
-        self.peer.send(oa.ReplyState(reply=self.reply))
+        self.response = self._new_response(response_id)
+        self.peer.send(oa.ReplyState(response=self.response))
         if self.id:
             self._send_left(speech.metrics.kv_cache_length)
         item = Item(id=oa.item_of(response_id), role="assistant", status="in_progress")
-        self.peer.send(oa.ReplyStep(kind="item_added", response_id=response_id, item=item))
+        self._send_step(response_id, "item_added", item=item)
         previous = self.last_id
         self.keep(item)
         self.peer.send(oa.ItemStep(kind="added", item=item, previous_id=previous))
-        step = oa.ReplyStep(
-            kind="part_added", response_id=response_id, modality=self.reply.modality
-        )
-        self.peer.send(step)
+        self._send_step(response_id, "part_added", modality=self.response.modality)
+
+    def _send_step(self, response_id: str, kind: oa.ReplyKind, **fields: Any) -> None:
+        self.peer.send(oa.ReplyStep(kind=kind, response_id=response_id, **fields))
 
     def _send_left(self, held: int) -> None:
         """Tell how much of the model's context is left, and of the session's time."""
@@ -347,10 +343,10 @@ class Conversation:
         )
         self.peer.send(left)
 
-    def end_reply(
+    def end_response(
         self,
         status: Any,
-        reason: oa.ReplyReason = "",
+        reason: oa.ResponseReason = "",
         *,
         fault: str = "",
         message: str = "",
@@ -360,44 +356,35 @@ class Conversation:
 
         Without calls the model's turn ends, also one whose response has ended by a call.
         """
-        reply, self.reply = self.reply, None
-        self.is_mid_turn = reply is not None and bool(calls)
-        if reply is None:
+        response, self.response = self.response, None
+        self.is_mid_turn = response is not None and bool(calls)
+        if response is None:
             return
-        is_sound, name = reply.modality == "audio", reply.id
+        is_sound, name, words = response.modality == "audio", response.id, self.words
         if is_sound:
-            self.peer.send(oa.ReplyStep(kind="audio_done", response_id=name))
-        done: oa.ReplyKind = "transcript_done" if is_sound else "text_done"
-        self.peer.send(oa.ReplyStep(kind=done, response_id=name, text=self.words))
-        part = oa.ReplyStep(
-            kind="part_done", response_id=name, modality=reply.modality, text=self.words
-        )
-        self.peer.send(part)
+            self._send_step(name, "audio_done")
+        self._send_step(name, "transcript_done" if is_sound else "text_done", text=words)
+        self._send_step(name, "part_done", modality=response.modality, text=words)
         kind: oa.PartKind = "output_audio" if is_sound else "output_text"
-        content = Part(kind=kind, text=self.words, ends=reply.ends)
-        item = Item(
-            id=oa.item_of(name),
-            role="assistant",
-            status="completed" if status == "completed" else "incomplete",
-            parts=(content,),
-        )
-        item = whole(self.step, item)
-        ids = list(self.items)
+        parts = (Part(kind=kind, text=words, ends=response.ends),)
+        end: oa.ItemStatus = "completed" if status == "completed" else "incomplete"
+        item = Item(id=oa.item_of(name), role="assistant", status=end, parts=parts)
+        item, ids = whole(self.step, item), list(self.items)
         at = ids.index(item.id) if item.id in self.items else 0
         previous = ids[at - 1] if at else None
         if item.id in self.items:
             self._replace(item)
-        self.peer.send(oa.ReplyStep(kind="item_done", response_id=name, item=item))
+        self._send_step(name, "item_done", item=item)
         self.peer.send(oa.ItemStep(kind="done", item=item, previous_id=previous))
         ended = attrs.evolve(
-            reply,
+            response,
             status=status,
             reason=reason,
-            fault=fault or reply.fault,
-            message=message if fault else reply.message,
+            fault=fault or response.fault,
+            message=message if fault else response.message,
             items=(item, *self._send_calls(name, calls, 1)),
         )
-        self.peer.send(oa.ReplyState(reply=ended))
+        self.peer.send(oa.ReplyState(response=ended))
 
     # -- the user's words -----------------------------------------------------------------------
 

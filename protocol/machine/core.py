@@ -21,6 +21,7 @@ from ..values.errors import LocalProtocolError
 from ..values.events import SessionLimits
 from ..values.limits import NS_PER_S
 from ..values.messages import RecordingState
+from ..values.requests import Voice, VoiceName
 
 LIFE_TIMERS: Final[tuple[ev.TimerName, ...]] = (
     "session",
@@ -230,3 +231,14 @@ class Watchdog:
         """Whether the call in progress has hung for too long."""
         wait_ns = self.step.limits.call_wait_s * NS_PER_S
         return self.alive_ns is not None and self.step.now_ns - self.alive_ns >= wait_ns
+
+
+Decode = Callable[..., int]
+"""Has media decoded outside (`Step.decode`); returns its number."""
+
+
+def decode_voice(voice: Voice, decode: Decode) -> int | bytes:
+    """Have reference audio decoded, or return it if it needs no decoding."""
+    if isinstance(voice, VoiceName):
+        return decode("voice", voice.name.encode())
+    return decode("wav", voice.data) if voice.is_file else voice.data

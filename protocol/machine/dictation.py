@@ -25,18 +25,17 @@ from ..values.errors import ErrorCode
 from ..values.limits import MS_PER_S, NS_PER_S
 from ..values.messages import EndReason
 from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, rate_of
-from ..values.openai import Item, Part
+from ..values.openai import Item
 from ..values.requests import AppendSound, ClientMessage, Commit
-from ..values.state import Gate, ModelChosen, SessionKind
+from ..values.state import Gate, ModelChosen
 from ..values.utf8 import Refused
 from ..wire.audio import DOWN, HISTORY_BYTES, expand, resample, to_pcm16
 from . import sound as shared
-from .kind import Handlers, Kind
-from .transcription import CHUNK_HANDLERS, ChunkLoop, Utterance, chunk_loop
+from .kind import Handlers
+from .transcription import CHUNK_HANDLERS, ChunkKind, Utterance
 
 FOUND_MS_MAX: Final = 2 * MS_PER_S
 """Speech is found so long after its start at most: sound before it is kept for so long."""
-_SOUND: Final = (Part(kind="input_audio"),)
 
 
 @attrs.define
@@ -55,7 +54,7 @@ class Spoken:
 
 
 @attrs.define(eq=False)
-class Dictation(Kind):
+class Dictation(ChunkKind):
     """A session of the Realtime API that transcribes.
 
     Attributes:
@@ -73,9 +72,6 @@ class Dictation(Kind):
         is_speaking: the client speaks, as far as that is looked for.
     """
 
-    session_kind = SessionKind.TRANSCRIPTION
-    has_opening = False
-    answers_unreadable = True
     closed_in = frozenset()
     handlers: ClassVar[Handlers] = {
         **CHUNK_HANDLERS,
@@ -87,7 +83,6 @@ class Dictation(Kind):
         ev.SpeechStopped: attrgetter("speech_stopped"),
     }
 
-    loop: ChunkLoop = attrs.field(init=False)
     settings: oa.OpenAISession = attrs.Factory(oa.OpenAISession)
     updates: int = 0
     items_made: int = 0
@@ -99,12 +94,6 @@ class Dictation(Kind):
     samples: int = 0
     searched: int = 0
     is_speaking: bool = False
-
-    def __attrs_post_init__(self) -> None:
-        super().__attrs_post_init__()
-        self.loop = chunk_loop(self)
-        self.slot_user = self.loop.migration
-        self.slot_user.has_queue_messages = self.has_own_time
 
     # -- the session ----------------------------------------------------------------------------
 
@@ -365,7 +354,9 @@ class Dictation(Kind):
             self._give(self.sound)
         spoken, self.open, self.sound = self.open, None, b""
         previous = self.last_item
-        item = shared.whole(self.step, Item(id=spoken.item_id, role="user", parts=_SOUND))
+        item = shared.whole(
+            self.step, Item(id=spoken.item_id, role="user", parts=shared.SOUND_PARTS)
+        )
         self.last_item = item.id
         self.peer.send(oa.InputStep(kind="committed", item_id=item.id, previous_id=previous))
         self.peer.send(oa.ItemStep(kind="added", item=item, previous_id=previous))

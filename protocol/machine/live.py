@@ -28,13 +28,11 @@ from ..values.messages import EndReason, Listen, Metrics, Speech, ToolCalled
 from ..values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, Tool, ToolResult
 from ..values.openai import as_prompt
 from ..values.requests import Append, AppendSound, ClientMessage, Init, VoiceName
-from ..values.state import Gate, SessionKind
 from ..values.utf8 import Refused
 from ..wire.audio import expand, to_pcm16
-from .kind import Handlers, Kind
-from .setup import DUPLEX_HANDLERS, Setup, duplex_parts
+from .duplex import DUPLEX_HANDLERS, DuplexKind
+from .kind import Handlers
 from .sound import SoundPieces
-from .unit_loop import UnitLoop
 
 SECOND_BYTES: Final = OUTPUT_RATE_HZ * SAMPLE_BYTES
 """Of the model's speech."""
@@ -46,7 +44,7 @@ _EXPIRY: Final[Mapping[EndReason, lv.Notice]] = {
 
 
 @attrs.define(eq=False)
-class Live(Kind):
+class Live(DuplexKind):
     """A session of the Live API.
 
     Attributes:
@@ -59,8 +57,6 @@ class Live(Kind):
         is_mid_turn: a piece of the turn was sent.
     """
 
-    session_kind = SessionKind.DUPLEX
-    opens_model = True
     handlers: ClassVar[Handlers] = {
         **DUPLEX_HANDLERS,
         ev.MediaDecoded: attrgetter("media_decoded"),
@@ -78,8 +74,6 @@ class Live(Kind):
         ev.UserTranscribed: attrgetter("user_transcribed"),
     }
 
-    setup: Setup = attrs.field(init=False)
-    loop: UnitLoop = attrs.field(init=False)
     sound: SoundPieces = attrs.field(init=False)
     settings: lv.LiveSettings = attrs.Factory(lv.LiveSettings)
     instructions: str = ""
@@ -92,25 +86,14 @@ class Live(Kind):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        self.setup = duplex_parts(self)
-        self.loop, self.slot_user = self.setup.loop, self.setup.migration
         self.sound = SoundPieces(self.step, self.peer, self.take_second)
 
     # -- the session ----------------------------------------------------------------------------
 
     @property
-    def gate(self) -> Gate:
-        """The gate that judges the client's messages."""
-        return super().gate if self.setup.pending is None else Gate.OPENING
-
-    @property
     def samples_waiting(self) -> int:
         """Samples of the client's sound that no unit in the model has yet."""
-        return self.loop.input.samples_waiting + self.sound.samples_waiting
-
-    def ready(self, prompt_length: int) -> None:
-        """Go on: the model holds the prompt."""
-        self.send_created(prompt_length)
+        return super().samples_waiting + self.sound.samples_waiting
 
     def send_created(self, prompt_length: int = 0) -> None:
         """Tell the client that the session is set up, and what is in force."""
@@ -128,13 +111,6 @@ class Live(Kind):
         if self.settings.tools and not (before or self.step.limits.duplex_tools):
             text = "tools are kept, and no call of them is made"
             self.peer.send(lv.Notice(code="tools_not_called", text=text))
-
-    def timed_out(self, name: ev.TimerName) -> None:
-        """Handle a timer: calls whose time is over end, and not the session."""
-        if name == "calls":
-            self.loop.tools.expire()
-        else:
-            super().timed_out(name)
 
     def finish(self, reason: EndReason) -> None:
         """Tell why a session expires."""
@@ -220,7 +196,7 @@ class Live(Kind):
 
     def forget_client(self) -> None:
         """Hear the next client."""
-        self.loop.forget_client()
+        super().forget_client()
         self.sound.forget()
         self.is_muted = False
 
@@ -264,18 +240,6 @@ class Live(Kind):
             store=self.recording.is_on,
             tools=self.settings.tools,
         )
-
-    def has_model(self) -> bool:
-        """Whether the model is open: sound comes only then."""
-        return True
-
-    def must_speak(self) -> bool:
-        """Whether the next unit may not listen."""
-        return False
-
-    def must_listen(self) -> bool:
-        """Whether the next unit may only listen."""
-        return False
 
     def send_outcome(self, outcome: Listen | Speech) -> None:
         """Send a unit's second, and now and then how much was used."""

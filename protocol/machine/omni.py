@@ -25,24 +25,22 @@ from ..values.errors import ErrorCode
 from ..values.limits import ANSWER_UNITS, MS_PER_S, NS_PER_S
 from ..values.messages import EndReason, Listen, Metrics, Speech, ToolCalled
 from ..values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, UNIT_BYTES
-from ..values.openai import Item, Part
+from ..values.openai import Item
 from ..values.requests import Append, ClientMessage, Init
-from ..values.state import Gate, SessionKind
+from ..values.state import Gate
 from ..values.utf8 import Refused
 from ..wire.dialects.omni import RESUMED
 from .conversation import Conversation
-from .kind import Handlers, Kind
-from .setup import DUPLEX_HANDLERS, Setup, duplex_parts
-from .sound import AWAY_NS, SoundPieces, no_model
-from .unit_loop import UnitLoop
+from .duplex import DUPLEX_HANDLERS, DuplexKind
+from .kind import Handlers
+from .sound import AWAY_NS, SOUND_PARTS, SoundPieces, no_model
 
-_SOUND: Final = (Part(kind="input_audio"),)
 _FIXED: Final = "the model is set up already, and takes no other: leave it out"
 _PLACES: Final = {it: f".{it}" for it in ("instructions", "ref_audio", "tools")}
 
 
 @attrs.define(eq=False)
-class Omni(Kind):
+class Omni(DuplexKind):
     """A session of vLLM-Omni's wire.
 
     Attributes:
@@ -58,8 +56,6 @@ class Omni(Kind):
         kv_length: tokens in the model's cache, as last reported.
     """
 
-    session_kind = SessionKind.DUPLEX
-    opens_model = True
     answers_unreadable = True
     handlers: ClassVar[Handlers] = {
         **DUPLEX_HANDLERS,
@@ -82,8 +78,6 @@ class Omni(Kind):
         ev.UserTranscribed: attrgetter("conversation.user_transcribed"),
     }
 
-    setup: Setup = attrs.field(init=False)
-    loop: UnitLoop = attrs.field(init=False)
     conversation: Conversation = attrs.field(init=False)
     requested: Init | None = None
     session: om.OmniSession = om.OmniSession()
@@ -98,8 +92,6 @@ class Omni(Kind):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        self.setup = duplex_parts(self)
-        self.loop, self.slot_user = self.setup.loop, self.setup.migration
         sound = SoundPieces(self.step, self.peer)
         first = oa.OpenAISession(transcriber=self.step.limits.transcriber)
         self.conversation = Conversation(self.step, self.peer, self.loop, sound, first)
@@ -109,9 +101,7 @@ class Omni(Kind):
     @property
     def gate(self) -> Gate:
         """The gate that judges the client's messages."""
-        if self.peer.is_active:
-            return Gate.STEERED
-        return super().gate if self.setup.pending is None else Gate.OPENING
+        return Gate.STEERED if self.peer.is_active else super().gate
 
     def first_slot(self) -> None:
         """Wait for the client's settings, or begin without: its address names a model."""
@@ -158,10 +148,6 @@ class Omni(Kind):
         ignored = len(message.ignored)
         return Refused(code=code, message=text, ignored=ignored) if text else None
 
-    def ready(self, prompt_length: int) -> None:
-        """Go on: the model holds the prompt."""
-        self.send_created(prompt_length)
-
     def send_created(self, prompt_length: int = 0) -> None:
         """Tell the client that the session is set up, and what is in force."""
         self.peer.greeted = self.peer.frames_sent
@@ -186,9 +172,6 @@ class Omni(Kind):
         self.peer.greeting = RESUMED.encode(back)
         super().peer_attached(event)
         self._expect_answer()
-
-    def forget_client(self) -> None:
-        """Never called: no fork begins from such a session."""
 
     def finish(self, reason: EndReason) -> None:
         """End the response in progress."""
@@ -219,12 +202,12 @@ class Omni(Kind):
             return
         talk, self.uncommitted = self.conversation, 0
         self.session = attrs.evolve(self.session, turn_id=self.session.turn_id + 1)
-        item, previous = Item(id=talk.new_id(), role="user", parts=_SOUND), talk.last_id
+        item, previous = Item(id=talk.new_id(), role="user", parts=SOUND_PARTS), talk.last_id
         self.peer.send(oa.InputStep(kind="committed", item_id=item.id, previous_id=previous))
         talk.add_sound(item, self.samples * MS_PER_S // INPUT_RATE_HZ)
         if not message.is_speech:
             self._send_listen(Metrics(kv_cache_length=self.kv_length, recording="off"))
-        elif message.responds and talk.reply is None:
+        elif message.responds and talk.response is None:
             self.respond(oa.Respond())
         elif self.session.answers:
             self._await_answer()
@@ -257,11 +240,10 @@ class Omni(Kind):
 
     def timed_out(self, name: ev.TimerName) -> None:
         """Handle a timer; a client that sends nothing is silent."""
-        if name == "calls":
-            self.loop.tools.expire()
-            self._expect_result()
-        elif name != "silence":
+        if name != "silence":
             super().timed_out(name)
+            if name == "calls":
+                self._expect_result()
         elif self.due_units and not self.peer.is_detached:
             left_ns = self.sound_ns + AWAY_NS - self.step.now_ns
             if left_ns > 0:
@@ -286,7 +268,7 @@ class Omni(Kind):
 
     def respond(self, message: oa.Respond) -> None:
         """Ask the model for a response, in the next seconds."""
-        if self.conversation.reply is not None or self.is_asked:
+        if self.conversation.response is not None or self.is_asked:
             text = "a response is in progress, or was asked for"
             self.peer.send_error(ErrorCode.ACTIVE_RESPONSE, text)
             return
@@ -312,7 +294,7 @@ class Omni(Kind):
     def _count_epoch(self) -> None:
         self.session = attrs.evolve(self.session, epoch=self.session.epoch + 1)
 
-    def _interrupt(self, reason: oa.ReplyReason) -> None:
+    def _interrupt(self, reason: oa.ResponseReason) -> None:
         """Have the model listen, and end the response that is there or was asked for."""
         self._count_epoch()
         if not (self.conversation.is_speaking or self.is_asked):
@@ -330,7 +312,7 @@ class Omni(Kind):
 
         The model gets the reason of a refused call like a result, a few times in a row in silence.
         """
-        if calls and self.conversation.reply is None:
+        if calls and self.conversation.response is None:
             self.is_asked = False
             self.conversation.end_unbegun("completed", calls=calls)
             self.peer.send(om.RateLimits())
@@ -342,19 +324,19 @@ class Omni(Kind):
 
     def _finish(
         self,
-        status: oa.ReplyStatus,
-        reason: oa.ReplyReason = "",
+        status: oa.ResponseStatus,
+        reason: oa.ResponseReason = "",
         fault: str = "",
         calls: Sequence[ToolCalled] = (),
     ) -> None:
         """End the response in progress, if there is one."""
-        reply = self.conversation.reply
-        self.conversation.end_reply(status, reason, fault=fault, calls=calls)
-        if reply is None:
+        response = self.conversation.response
+        self.conversation.end_response(status, reason, fault=fault, calls=calls)
+        if response is None:
             return
         self.peer.send(om.RateLimits())
         if status == "cancelled" and self.session.history == "ack_only":
-            self._truncate(oa.item_of(reply.id))
+            self._truncate(oa.item_of(response.id))
 
     def _truncate(self, item_id: str) -> None:
         """Forget the words of a response that the client has not heard."""
@@ -371,10 +353,6 @@ class Omni(Kind):
         is_answering = self.is_asked or self.conversation.is_speaking
         return not (is_answering or self.session.answers)
 
-    def has_model(self) -> bool:
-        """Whether the model is open: input comes only then."""
-        return True
-
     def send_outcome(self, outcome: Listen | Speech) -> None:
         """Send a unit's outcome: a listen, or a piece of a response."""
         self.kv_length = outcome.metrics.kv_cache_length
@@ -385,9 +363,9 @@ class Omni(Kind):
             self._listened_on()
             return
         talk, self.is_asked = self.conversation, False
-        if talk.reply is None or talk.reply.id != outcome.response_id:
+        if talk.response is None or talk.response.id != outcome.response_id:
             self._finish("completed")
-            talk.begin_reply(outcome)
+            talk.begin_response(outcome)
             speaking = om.Speaking(response_id=outcome.response_id, epoch=self.session.epoch)
             self.peer.send(speaking)
         before_ms = self._generated_ms(oa.item_of(outcome.response_id))
@@ -401,7 +379,7 @@ class Omni(Kind):
             self._finish("incomplete", "max_output_tokens")
         elif outcome.end_of_turn:
             self._finish("completed")
-        self.due_units = 0 if talk.reply is None else max(self.due_units, 2)
+        self.due_units = 0 if talk.response is None else max(self.due_units, 2)
         self._expect_answer()
 
     def _send_listen(self, metrics: Metrics, input_id: str = "") -> None:
@@ -419,9 +397,6 @@ class Omni(Kind):
             self.conversation.end_unbegun("failed", fault="no_speech", message=text)
             self.peer.send(om.RateLimits())
         self._expect_answer()
-
-    def unit_dropped(self) -> None:
-        """Go on after a waiting unit was dropped: only its sound is lost."""
 
     def unit_undone(self) -> None:
         """End the response, of which a unit failed."""
@@ -442,8 +417,8 @@ class Omni(Kind):
         self.played[item.id] = message.played_ms, committed_ms
         while len(self.played) > ANSWER_UNITS:
             del self.played[next(iter(self.played))]
-        generated_ms, reply = self._generated_ms(item.id), self.conversation.reply
-        is_over = reply is None or oa.item_of(reply.id) != item.id
+        generated_ms, response = self._generated_ms(item.id), self.conversation.response
+        is_over = response is None or oa.item_of(response.id) != item.id
         if message.truncates and is_over:
             self._truncate(item.id)
         self.peer.send(
@@ -468,9 +443,9 @@ class Omni(Kind):
 
     def _generated_ms(self, item_id: str) -> int:
         """The milliseconds of a response's sound so far."""
-        reply, item = self.conversation.reply, self.conversation.items.get(item_id)
-        if reply is not None and oa.item_of(reply.id) == item_id:
-            ends = reply.ends
+        response, item = self.conversation.response, self.conversation.items.get(item_id)
+        if response is not None and oa.item_of(response.id) == item_id:
+            ends = response.ends
         else:
             ends = item.parts[0].ends if item is not None and item.parts else ()
         return ends[-1][0] * MS_PER_S // OUTPUT_RATE_HZ if ends else 0

@@ -30,25 +30,23 @@ from ..values import openai as oa
 from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FrameError
 from ..values.messages import EndReason, Listen, Speech, ToolCalled
 from ..values.model import OUTPUT_RATE_HZ, SAMPLE16_BYTES, SAMPLE_BYTES, rate_of
-from ..values.openai import Item, Part
+from ..values.openai import Item
 from ..values.requests import Append, AppendSound, ClientMessage, Init, VoiceName
-from ..values.state import Gate, SessionKind
+from ..values.state import Gate
 from ..values.utf8 import Refused
 from ..wire.audio import expand
 from ..wire.kinds import STOCK_VOICES
 from . import sound as shared
 from .conversation import UNHEARD, Conversation
-from .kind import Handlers, Kind
-from .setup import DUPLEX_HANDLERS, Setup, duplex_parts
-from .unit_loop import UnitLoop
+from .duplex import DUPLEX_HANDLERS, DuplexKind
+from .kind import Handlers
 
-_SOUND: Final = (Part(kind="input_audio"),)
 _EARLY: Final = (oa.Configure, AppendSound, oa.CreateItem)
 """Messages that are accepted while the session waits for its slot."""
 
 
 @attrs.define(eq=False)
-class OpenAI(Kind):
+class OpenAI(DuplexKind):
     """A session of the Realtime API.
 
     Attributes:
@@ -63,8 +61,6 @@ class OpenAI(Kind):
         played_ns: when the last response has been played, if the client's silence is timed.
     """
 
-    session_kind = SessionKind.DUPLEX
-    opens_model = True
     has_opening = False
     handlers: ClassVar[Handlers] = {
         **DUPLEX_HANDLERS,
@@ -85,8 +81,6 @@ class OpenAI(Kind):
         ev.UserTranscribed: attrgetter("user_transcribed"),
     }
 
-    setup: Setup = attrs.field(init=False)
-    loop: UnitLoop = attrs.field(init=False)
     sound: shared.SoundPieces = attrs.field(init=False)
     conversation: Conversation = attrs.field(init=False)
     updates: int = 0
@@ -101,8 +95,6 @@ class OpenAI(Kind):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        self.setup = duplex_parts(self)
-        self.loop, self.slot_user = self.setup.loop, self.setup.migration
         self.sound = shared.SoundPieces(self.step, self.peer, self.take_second)
         first = shared.first_settings(self.peer)
         self.conversation = Conversation(self.step, self.peer, self.loop, self.sound, first)
@@ -112,7 +104,7 @@ class OpenAI(Kind):
     @property
     def samples_waiting(self) -> int:
         """Samples of the client's sound that no unit in the model has yet."""
-        return self.loop.input.samples_waiting + self.sound.samples_waiting
+        return super().samples_waiting + self.sound.samples_waiting
 
     @property
     def gate(self) -> Gate:
@@ -271,10 +263,7 @@ class OpenAI(Kind):
     def timed_out(self, name: ev.TimerName) -> None:
         """Handle a timer; a client whose sound comes, but is not a second yet, is waited for."""
         due_ns = self.sound_ns + self.step.limits.init_wait_s * limits.NS_PER_S
-        if name == "calls":
-            self.loop.tools.expire()
-            self._expect_result()
-        elif name == "silence":
+        if name == "silence":
             self._take_silence()
         elif name == "quiet":
             self._break_silence()
@@ -284,6 +273,8 @@ class OpenAI(Kind):
             self.timers.set("init", (due_ns - self.step.now_ns) / limits.NS_PER_S)
         else:
             super().timed_out(name)
+            if name == "calls":
+                self._expect_result()
 
     def peer_attached(self, event: ev.PeerAttached) -> None:
         """Go on with a client that is back: an answer may still be due."""
@@ -296,7 +287,7 @@ class OpenAI(Kind):
             if reason == "timeout" and self.step.behaves(behaviour.ENDS_SPEECH):
                 self._close_speech()
             status = "cancelled" if reason == "client" else "failed"
-            self.conversation.end_reply(status, fault=reason)
+            self.conversation.end_response(status, fault=reason)
             for item_id in self._unwritten:
                 self.peer.send(shared.never_written(item_id))
             shared.expired(self, reason)
@@ -320,7 +311,7 @@ class OpenAI(Kind):
         if not self._unwritten:
             self.ending_ms = None
             return False
-        self.conversation.end_reply("failed", fault="timeout")
+        self.conversation.end_response("failed", fault="timeout")
         self.loop.fall_silent()
         self._fill_up()
         self._expect_answer()
@@ -390,9 +381,6 @@ class OpenAI(Kind):
             return
         self._open()
 
-    def forget_client(self) -> None:
-        """Never called: no fork begins from such a session."""
-
     # -- sound ----------------------------------------------------------------------------------
 
     def append_sound(self, message: AppendSound) -> None:
@@ -428,7 +416,7 @@ class OpenAI(Kind):
             short_ms = how.backchannel_ms
             if short_ms is None:
                 short_ms = self.step.limits.backchannel_ms
-            is_over = how.interrupts and self.conversation.reply is not None
+            is_over = how.interrupts and self.conversation.response is not None
             speech_ms = short_ms if is_over else 0
             self.loop.speech.detect(
                 pcm16, self.sound.rate_hz, how.threshold, how.silence_ms, speech_ms
@@ -441,8 +429,8 @@ class OpenAI(Kind):
 
     def take_second(self, pcm: bytes) -> None:
         """Take a second of sound; the model may be made to listen to it."""
-        how, reply = self.settings.detection, self.conversation.reply
-        is_held = how is not None and not how.creates and not self.is_asked and reply is None
+        how, response = self.settings.detection, self.conversation.response
+        is_held = how is not None and not how.creates and not self.is_asked and response is None
         is_held = is_held and not self.step.behaves(behaviour.ASKED_ONLY)
         self.loop.append(Append(pcm=pcm, force_listen=is_held))
 
@@ -498,7 +486,7 @@ class OpenAI(Kind):
 
     def _commit(self) -> None:
         previous = self.conversation.last_id
-        item = Item(id=self.input_item, role="user", parts=_SOUND)
+        item = Item(id=self.input_item, role="user", parts=shared.SOUND_PARTS)
         self.uncommitted_bytes, self.input_item = 0, ""
         self.peer.send(oa.InputStep(kind="committed", item_id=item.id, previous_id=previous))
         samples = self.loop.speech.samples - self.skipped
@@ -583,7 +571,7 @@ class OpenAI(Kind):
 
     def _break_silence(self) -> None:
         """Have the model speak, for the client has said nothing since the last response."""
-        is_asked = self.is_asked or self.conversation.reply is not None
+        is_asked = self.is_asked or self.conversation.response is not None
         is_over = self.peer.is_detached or self.ending_ms is not None
         if not self._idle_ms or is_asked or is_over or self.loop.speech.is_speaking:
             return
@@ -616,7 +604,7 @@ class OpenAI(Kind):
     def respond(self, message: oa.Respond) -> None:
         """Ask the model for a response, in the next seconds."""
         loop, conversation = self.loop, self.conversation
-        if conversation.reply is not None or self.is_asked:
+        if conversation.response is not None or self.is_asked:
             text = "a response is in progress, or was asked for"
             self.peer.send_error(ErrorCode.ACTIVE_RESPONSE, text)
             return
@@ -686,11 +674,11 @@ class OpenAI(Kind):
         if self.conversation.cancels(message, is_asked=self.is_asked):
             self._interrupt("client_cancelled")
 
-    def _interrupt(self, reason: oa.ReplyReason) -> None:
+    def _interrupt(self, reason: oa.ResponseReason) -> None:
         """Have the model listen, and end the response that is there or was asked for."""
         self.loop.fall_silent()
         self.loop.response_id, self.due_units = None, 0
-        self.conversation.end_reply("cancelled", reason)
+        self.conversation.end_response("cancelled", reason)
         if self.is_asked:
             self.asked_at = None
             self.conversation.end_unbegun("cancelled", reason)
@@ -698,7 +686,7 @@ class OpenAI(Kind):
     def send_outcome(self, outcome: Listen | Speech) -> None:
         """Send a unit's speech, as a part of its response."""
         if isinstance(outcome, Listen):
-            self.conversation.end_reply("completed")
+            self.conversation.end_response("completed")
             self._wait_for_speech()
             self._listened_on()
             self._take_seconds()
@@ -709,8 +697,8 @@ class OpenAI(Kind):
         if self.conversation.is_too_long:
             self.loop.fall_silent()
             self.loop.response_id = None
-            self.conversation.end_reply("incomplete", "max_output_tokens")
-        is_over = self.conversation.reply is None
+            self.conversation.end_response("incomplete", "max_output_tokens")
+        is_over = self.conversation.response is None
         if is_over:
             self._wait_for_speech()
         self.due_units = 0 if is_over else max(self.due_units, 2)
@@ -722,21 +710,18 @@ class OpenAI(Kind):
 
         The model gets the reason of a refused call like a result, a few times in a row in silence.
         """
-        if calls and self.conversation.reply is None:
+        if calls and self.conversation.response is None:
             self.asked_at = None
             self.conversation.end_unbegun("completed", calls=calls)
         elif calls:
             self.loop.response_id = None
-            self.conversation.end_reply("completed", calls=calls)
+            self.conversation.end_response("completed", calls=calls)
         if calls or self.loop.tools.may_feed_refusals():
             self._expect_result()
 
-    def unit_dropped(self) -> None:
-        """Go on after a waiting unit was dropped: only its sound is lost."""
-
     def unit_undone(self) -> None:
         """End the response, of which a unit failed."""
-        self.conversation.end_reply("failed", fault="inference_error")
+        self.conversation.end_response("failed", fault="inference_error")
         self._take_seconds()
 
     def _listened_on(self) -> None:

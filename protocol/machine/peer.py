@@ -30,10 +30,10 @@ from ..values.messages import Closed, Created, ErrorReport, Resumable, ServerMes
 from ..values.requests import ClientMessage
 from ..values.state import Role, SessionKind, State, Trigger, next_state
 from ..values.utf8 import Frame
-from ..wire.dialects.base import Dialect
-from ..wire.dialects.live import EVENT
 from ..wire.dialects.omni import OMNI_PREFIX, RESYNC, SEQ
+from ..wire.dialects.openai_shared import EVENT
 from ..wire.dialects.shared import RESUMABLE, TOKEN, UNRESUMABLE, numbered
+from ..wire.table import Dialect
 from .core import Recording, Step, Timers
 
 

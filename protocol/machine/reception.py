@@ -28,13 +28,11 @@ from ..values.events import EVENT_IDS, FrameReceived
 from ..values.modes import OF_MODE
 from ..values.state import ACCEPT, KEEP, OPENAI_GATES, Gate, Verdict, judge
 from ..values.utf8 import KEPT_CHARS, Frame, Refused, Shortened, Utf8Text
-from ..wire.codec import dump_frame, parse_frame
-from ..wire.dialects import LEGACY_CHAT, LIVE, REALTIME, TRANSCRIPTION, TRANSCRIPTION_RESPONSES
-from ..wire.dialects.base import Context, Dialect, Json
-from ..wire.dialects.opening import OPENING, choose
+from ..wire import dialects
+from ..wire.codec import Context, Json, dump_frame, not_json, parse_frame
 from ..wire.dialects.shared import OPENAI_SESSIONS, STANDALONE, TOOL_RESULT, is_openai_update
 from ..wire.dialects.transcription import begins_with_create
-from ..wire.strict import not_json
+from ..wire.table import Dialect
 from ..wire.template import EVENT_ID, Alike, Template
 from .kind import Kind
 
@@ -355,9 +353,12 @@ def _classified(kind: Kind, body: Json) -> rq.Request:
     is_chat, is_known = kind.step.opened.mode == "chat", True
     if body.get("type") in (TOOL_RESULT, STANDALONE):
         is_known = not is_chat and kind.step.behaves(DUPLEX_TOOLS)
-    elif kind.peer.dialect is LIVE and request in (rq.Request.TOOL_RESULT, rq.Request.RESPOND):
+    elif kind.peer.dialect is dialects.LIVE and request in (
+        rq.Request.TOOL_RESULT,
+        rq.Request.RESPOND,
+    ):
         is_known = kind.step.behaves(DUPLEX_TOOLS)
-    elif request is rq.Request.CANCEL and kind.peer.dialect is REALTIME:
+    elif request is rq.Request.CANCEL and kind.peer.dialect is dialects.REALTIME:
         is_known = is_chat and kind.step.behaves(CANCELS_TURNS)
     return request if is_known else rq.Request.UNKNOWN
 
@@ -429,7 +430,7 @@ def _words_of_refusal(
     else:  # The type is one of ours, but for a request of 004, which has none.
         name = (
             named
-            if isinstance(named, str) and kind.peer.dialect is not LEGACY_CHAT
+            if isinstance(named, str) and kind.peer.dialect is not dialects.LEGACY_CHAT
             else "a message"
         )
     if request is rq.Request.MISPLACED and verdict == ErrorCode.INVALID_EVENT:
@@ -439,8 +440,10 @@ def _words_of_refusal(
 
 def _dialect_after(dialect: Dialect, gate: Gate, request: rq.Request, body: Json) -> Dialect:
     """Return the dialect from now on; a client picks it by its first message, and it stays."""
-    if dialect is OPENING:
-        return choose(body) or OPENING
+    if dialect is dialects.OPENING:
+        return dialects.choose(body) or dialects.OPENING
     if gate is Gate.UNCHOSEN and request in (rq.Request.INIT, rq.Request.COMMIT):
-        return TRANSCRIPTION_RESPONSES if begins_with_create(body) else TRANSCRIPTION
+        return (
+            dialects.TRANSCRIPTION_RESPONSES if begins_with_create(body) else dialects.TRANSCRIPTION
+        )
     return dialect

@@ -18,7 +18,7 @@ from ..values.errors import CLOSE_POLICY, ErrorCode
 from ..values.limits import APPEND_BYTES_MAX, APPEND_S_MAX, MODEL_CHARS_SHOWN, MS_PER_S, NS_PER_S
 from ..values.messages import EndReason
 from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, UNIT_BYTES, Coding, rate_of
-from ..values.openai import Configure, InputStep, Item, OpenAISession
+from ..values.openai import Configure, InputStep, Item, OpenAISession, Part
 from ..values.requests import AppendSound, ClientMessage
 from ..values.utf8 import Refused
 from ..wire.audio import DOWN, HISTORY_BYTES, LIVE_RATE_HZ, resample, to_float32, to_pcm16
@@ -29,6 +29,8 @@ from .peer import Peer
 
 AWAY_NS: Final = 3 * NS_PER_S // 2
 """A client that sends no sound for so long has stopped: pieces of a second may be a little late."""
+SOUND_PARTS: Final = (Part(kind="input_audio"),)
+"""The content of an item that is the client's sound."""
 UPDATES_MAX: Final = 16
 """Changes that are sent one by one when the session is there: no client sets itself up in more."""
 

@@ -64,7 +64,8 @@ class ToolCalls:
         made_ns: when the last calls were sent, within a minute.
         texts_ns: when the last texts without a call came, within a second.
         failures: silent parts that failed in a row (B3).
-        refusals: units with refused calls, since the client last sent sound or a result.
+        refusals: units that ended with a refused call, since the client last sent sound or a
+            result; `is_refused`: the unit whose calls are being sent is such a unit.
         is_cut: the silent part in progress is being cut.
         takes_events: the model has a place for events without a call.
         stopped_ns: since when the time of open calls stands still, for the model is away (B11).
@@ -84,6 +85,7 @@ class ToolCalls:
     texts_ns: deque[int] = attrs.Factory(deque)
     failures: int = 0
     refusals: int = 0
+    is_refused: bool = False
     is_cut: bool = False
     takes_events: bool = True
     stopped_ns: int | None = None
@@ -94,6 +96,7 @@ class ToolCalls:
         """Take what the model did in silence after a unit's speech; returns calls to be sent."""
         self.failures = self.failures + 1 if silent.end == "failed" else 0
         made = [self._called(span, unit) for span in silent.spans if span.kind == "call"]
+        self.is_refused = bool(made) and made[-1] is None
         return [call for call in made if call is not None]
 
     def _called(self, span: Span, unit: int) -> ToolCalled | None:
@@ -130,9 +133,7 @@ class ToolCalls:
 
     def may_feed_refusals(self) -> bool:
         """Count a unit whose last call was refused; whether it may be answered in silence."""
-        last = self.waiting[-1] if self.waiting else None
-        if last is not None and last.call == f"t{self.made}" and last.text.startswith(_ERROR):
-            self.refusals += 1
+        self.refusals += self.is_refused
         return self.refusals <= limits.REFUSALS_FED_MAX
 
     def next_inputs(self) -> tuple[UnitInput, ...]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final
 
 import attrs
 
@@ -37,10 +37,10 @@ from ..values.requests import AppendSound, ChooseModel, ClientMessage, Commit
 from ..values.state import ModelChosen, SessionKind, State
 from ..values.utf8 import Refused
 from ..wire.audio import to_float32
-from .core import Call, Phase, Recording, Step, Timers
+from .core import Call, Phase, Step, Timers
 from .kind import Handlers, Kind
 from .peer import Peer
-from .slot import Migrating, Migration, Slot
+from .slot import Migration, Slot
 
 _TOO_MANY_UTTERANCES: Final = f"{UTTERANCES_PENDING_MAX} utterances wait, and no more may"
 SECOND_BYTES: Final = UNIT_SAMPLES * SAMPLE16_BYTES
@@ -99,32 +99,6 @@ class Utterance:
         )
         self.chunks += 1
         return chunk
-
-
-class ChunkKind(Migrating, Protocol):
-    """The kind of a session that transcribes."""
-
-    step: Step
-    timers: Timers
-    recording: Recording
-    peer: Peer
-    slot: Slot
-    is_draining: bool
-
-    def send_text(self, text: str) -> None:
-        """Send the text of a chunk."""
-
-    def send_answer(self, utterance: Utterance) -> None:
-        """Send the whole text of an utterance."""
-
-    def send_failure(self, utterance: Utterance, code: ErrorCode, text: str) -> None:
-        """Tell that the model failed at an utterance."""
-
-    def close_utterance(self) -> None:
-        """Close the utterance that is open."""
-
-    def end(self, reason: EndReason) -> None:
-        """End the session."""
 
 
 @attrs.define(eq=False)
@@ -351,14 +325,6 @@ class ChunkLoop:
             self.kind.end(self.ending or "server_shutdown")
 
 
-def chunk_loop(kind: ChunkKind) -> ChunkLoop:
-    """Make the part of a kind that transcribes, with its slot's migration."""
-    step, timers, peer, slot = kind.step, kind.timers, kind.peer, kind.slot
-    migration = Migration(step, timers, peer, kind.recording, slot, slot.call, kind)
-    migration.has_queue_messages = False
-    return ChunkLoop(step, timers, peer, slot, slot.call, migration, kind)
-
-
 CHUNK_HANDLERS: Final[Handlers] = {
     ev.ChunkDone: attrgetter("loop.chunk_done"),
     ev.ChunkFailed: attrgetter("loop.chunk_failed"),
@@ -370,12 +336,44 @@ CHUNK_HANDLERS: Final[Handlers] = {
 
 
 @attrs.define(eq=False)
-class Transcription(Kind):
-    """A session of 003. `model` is the last one chosen, or the server's; empty before."""
+class ChunkKind(Kind):
+    """A kind that transcribes."""
 
     session_kind = SessionKind.TRANSCRIPTION
     has_opening = False
     answers_unreadable = True
+
+    loop: ChunkLoop = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        step, timers, peer, slot = self.step, self.timers, self.peer, self.slot
+        migration = Migration(step, timers, peer, self.recording, slot, slot.call, self)
+        migration.has_queue_messages = self.has_own_time
+        self.loop = ChunkLoop(step, timers, peer, slot, slot.call, migration, self)
+        self.slot_user = migration
+
+    def send_text(self, text: str) -> None:
+        """Send the text of a chunk."""
+        raise NotImplementedError
+
+    def send_answer(self, utterance: Utterance) -> None:
+        """Send the whole text of an utterance."""
+        raise NotImplementedError
+
+    def send_failure(self, utterance: Utterance, code: ErrorCode, text: str) -> None:
+        """Tell that the model failed at an utterance."""
+        raise NotImplementedError
+
+    def close_utterance(self) -> None:
+        """Close the utterance that is open."""
+        raise NotImplementedError
+
+
+@attrs.define(eq=False)
+class Transcription(ChunkKind):
+    """A session of 003. `model` is the last one chosen, or the server's; empty before."""
+
     closed_in = frozenset(State)  # it is an error
     handlers: ClassVar[Handlers] = {
         **CHUNK_HANDLERS,
@@ -384,13 +382,7 @@ class Transcription(Kind):
         Commit: attrgetter("commit"),
     }
 
-    loop: ChunkLoop = attrs.field(init=False)
     model: str = ""
-
-    def __attrs_post_init__(self) -> None:
-        super().__attrs_post_init__()
-        self.loop = chunk_loop(self)
-        self.slot_user = self.loop.migration
 
     def first_slot(self) -> None:
         """Greet the client, and set the time to choose a model."""

@@ -71,7 +71,10 @@ IDLE_TURNS: Final = 2
 BACKCHANNELS: Final = 2
 """`openai`: how long speech is that interrupts may be chosen."""
 DUPLEX_TOOLS: Final = 2
-"""Duplex sessions may have tools and results; `realtime`, `duplex-v1`: events for the model too."""
+"""Duplex sessions may have tools and results; `realtime`, `duplex-v1`: events for the model too.
+
+What follows from a call has this number too, such as the bound on refused calls: no older session
+offers a tool, so none has a call."""
 LAST_WORDS: Final = 2
 """`openai`: at its limit a session waits for the last words that it heard, or says none come."""
 SENDS_USER_WORDS: Final = 2

@@ -2,8 +2,8 @@
 
 Names are those of the GA Realtime API where it has some: an *item* is a part of the conversation, a
 *response* one speaking turn of the model, a *part* a piece of an item's content. `live`
-has items too. A response is a `Reply` here, and what a client asks for is `Respond`: `Response` is
-the answer of a turn of chat (`messages`).
+has items too. A response is a `RealtimeResponse`, and a request for one is `Respond`; the answer of
+a turn of chat is a `Response` (`messages`).
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def as_prompt(instructions: str, items: Iterable[Item]) -> str:
 
 Modality = Literal["audio", "text"]
 DetectionKind = Literal["server_vad", "semantic_vad"]
-ReplyStatus = Literal["in_progress", "completed", "cancelled", "incomplete", "failed"]
-ReplyReason = Literal["", "turn_detected", "client_cancelled", "barge_in", "max_output_tokens"]
+ResponseStatus = Literal["in_progress", "completed", "cancelled", "incomplete", "failed"]
+ResponseReason = Literal["", "turn_detected", "client_cancelled", "barge_in", "max_output_tokens"]
 InputKind = Literal[
     "speech_started",
     "speech_stopped",
@@ -173,7 +173,7 @@ class OpenAISession:
 
 
 @attrs.frozen(kw_only=True)
-class Reply:
+class RealtimeResponse:
     """A response, which is one speaking turn.
 
     Attributes:
@@ -193,8 +193,8 @@ class Reply:
     """
 
     id: str
-    status: ReplyStatus = "in_progress"
-    reason: ReplyReason = ""
+    status: ResponseStatus = "in_progress"
+    reason: ResponseReason = ""
     fault: str = ""
     message: str = ""
     items: tuple[Item, ...] = ()
@@ -455,10 +455,10 @@ class ReplyState:
     """A response begins or ends.
 
     Attributes:
-        reply: the response.
+        response: the response.
     """
 
-    reply: Reply
+    response: RealtimeResponse
 
 
 @attrs.frozen(kw_only=True)

@@ -29,13 +29,6 @@ class Utf8Text:
         return len(self.data)
 
 
-def frame_bytes(frame: str | bytes | Utf8Text) -> int:
-    """Count the bytes of a message on the wire; for ASCII without looking at it."""
-    if not isinstance(frame, str) or frame.isascii():
-        return len(frame)
-    return len(frame.encode("utf-8", "surrogatepass"))
-
-
 @attrs.frozen(kw_only=True)
 class Refused:
     """The refusal of a message, if its kept part does not show it: a replay repeats it.

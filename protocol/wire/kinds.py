@@ -257,18 +257,6 @@ def _frame_or_none(value: codec.Value, at: codec.Reading) -> bytes | BadPicture:
         return BadPicture(reason=error.message)
 
 
-def _image(value: codec.Value, at: codec.Reading) -> bytes:
-    data = binary(value, at)
-    check_image(value.path, data)
-    return data
-
-
-def _video(value: codec.Value, at: codec.Reading) -> bytes:
-    data = binary(value, at)
-    check_video(value.path, data)
-    return data
-
-
 def _image_url(value: codec.Value, _: codec.Reading) -> bytes:
     url = value.value if isinstance(value.value, str) else ""
     for kind, head in IMAGE_URL_HEADS.items():
@@ -284,12 +272,8 @@ def _write_image_url(data: bytes) -> str | None:
     return IMAGE_URL_HEADS[kind_of(data) or "JPEG"] + codec.encode_base64(data) if data else None
 
 
-FRAME: Final = Kind(
-    read=_frame,
-    write=codec.encode_base64,
-    schema=base64_of("image/jpeg", "image/png", "image/webp"),
-    holds=SEEN,
-)
+PICTURES: Final = ("image/jpeg", "image/png", "image/webp")
+FRAME: Final = Kind(read=_frame, write=codec.encode_base64, schema=base64_of(*PICTURES), holds=SEEN)
 """A picture of a duplex session."""
 FRAME_OF_SEVERAL: Final = attrs.evolve(FRAME, read=_frame_or_none)
 """The same next to sound, which is taken if the picture is not."""
@@ -300,18 +284,21 @@ IMAGE_URL: Final = Kind(
     holds=PICTURED,
 )
 """A picture of a live conversation, as a data URL."""
-IMAGE: Final = Kind(
-    read=_image,
-    write=codec.encode_base64,
-    schema=base64_of("image/jpeg", "image/png", "image/webp"),
-    holds=PICTURED,
-)
-VIDEO: Final = Kind(
-    read=_video,
-    write=codec.encode_base64,
-    schema=base64_of("video/mp4", "video/webm"),
-    holds=Holds("video", "video"),
-)
+
+
+def _file(check: Callable[[str, bytes], object], holds: Holds, *media: str) -> Kind:
+    """Base64 of a file whose head passes a check."""
+
+    def read(value: codec.Value, at: codec.Reading) -> bytes:
+        data = binary(value, at)
+        check(value.path, data)
+        return data
+
+    return Kind(read=read, write=codec.encode_base64, schema=base64_of(*media), holds=holds)
+
+
+IMAGE: Final = _file(check_image, PICTURED, *PICTURES)
+VIDEO: Final = _file(check_video, Holds("video", "video"), "video/mp4", "video/webm")
 
 
 def _voice_data(voice: Voice | None) -> str | None:

@@ -1,164 +1,36 @@
 """The messages of a dialect as JSON Schema (draft 07) and as examples, from the rows of its tables.
 
-`describe` gives all messages of a dialect, for `antiphon dev schema` and docs/protocol.md. A
-client's example is made from its schema, a server's is as its dialect writes it. Base64 in them is
-a small file that passes the header checks of `protocol.wire.media`, without meaningful content.
+`describe` gives all messages of a dialect, for `antiphon dev schema` and docs/protocol.md. The
+examples of a server's message are as its dialect writes it.
 """
 
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, get_args, get_type_hints
 
 import attrs
 
 from ..values.messages import ServerMessage
-from ..values.model import INPUT_RATE_HZ, SAMPLE_BYTES
 from ..values.modes import Mode
 from ..values.requests import Request
 from ..values.state import TRANSITIONS, SessionKind, session_kind_of
 from .dialects import DIALECTS, MODES_OF
-from .dialects.base import Dialect
-from .kinds import FLOAT32, PCM16, Kind
-from .table import REQUIRED, Either, Field, Items, Object, One, Row, Table, Variants, tables_in
-
-
-@attrs.frozen(kw_only=True)
-class Medium:
-    """A kind of file: its media type, and two different examples."""
-
-    name: str
-    samples: tuple[bytes, bytes]
-
-
-def _jpeg(width: int) -> bytes:
-    """Make the head of a JPEG (ITU T.81, B.2.2): a frame header with one component."""
-    return b"\xff\xd8\xff\xc0" + struct.pack(">HBHHB3B", 11, 8, 16, width, 1, 1, 0x11, 0)
-
-
-def _png(width: int) -> bytes:
-    """Make the head of a PNG (ISO 15948, 11.2.2): 8 bits, grey; its checksum is not looked at."""
-    return b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR" + struct.pack(
-        ">IIBBBBBI", width, 16, 8, 0, 0, 0, 0, 0
-    )
-
-
-def _webp(width: int) -> bytes:
-    """Make the head of a lossless WebP (RFC 9649, 3.4): its picture ends there."""
-    picture = struct.pack("<BI", 0x2F, width - 1 | (16 - 1) << 14)
-    body = b"WEBPVP8L" + struct.pack("<I", len(picture)) + picture + b"\0"
-    return b"RIFF" + struct.pack("<I", len(body)) + body
-
-
-def _wav(samples: int) -> bytes:
-    """Make a WAV of 16-bit silence at the model's rate."""
-    data = bytes(2 * samples)
-    form = struct.pack("<HHIIHH", 1, 1, INPUT_RATE_HZ, 2 * INPUT_RATE_HZ, 2, 16)
-    body = b"WAVEfmt " + struct.pack("<I", len(form)) + form
-    body += b"data" + struct.pack("<I", len(data)) + data
-    return b"RIFF" + struct.pack("<I", len(body)) + body
-
-
-def _mp4(brand: bytes) -> bytes:
-    """Make the head of an MP4 (ISO 14496-12, 4.3): a file type box, and an empty media box."""
-    box = struct.pack(">I4s4sI4s", 20, b"ftyp", brand, 0, b"isom")
-    return box + struct.pack(">I4s", 8, b"moov") + bytes(64)
-
-
-def _webm(padding: int) -> bytes:
-    """Make the head of a WebM (RFC 8794, 11.2.4): an EBML header that names its type."""
-    body = bytes.fromhex("4282 84") + b"webm"
-    return bytes.fromhex("1a45dfa3") + bytes([0x80 | len(body)]) + body + bytes(padding)
-
-
-_SECOND: Final = INPUT_RATE_HZ
-
-MEDIA: Final[tuple[Medium, ...]] = (
-    Medium(
-        name=FLOAT32, samples=(bytes(_SECOND * SAMPLE_BYTES), bytes(2 * _SECOND * SAMPLE_BYTES))
-    ),
-    Medium(name="audio/wav", samples=(_wav(_SECOND), _wav(2 * _SECOND))),
-    Medium(name="image/jpeg", samples=(_jpeg(16), _jpeg(32))),
-    Medium(name="image/png", samples=(_png(16), _png(32))),
-    Medium(name="image/webp", samples=(_webp(16), _webp(32))),
-    Medium(name="video/mp4", samples=(_mp4(b"isom"), _mp4(b"mp42"))),
-    Medium(name="video/webm", samples=(_webm(64), _webm(96))),
-    Medium(name=PCM16, samples=(bytes(2 * _SECOND + 2), bytes(4 * _SECOND + 2))),
+from .kinds import Kind
+from .table import (
+    REQUIRED,
+    Dialect,
+    Either,
+    Field,
+    Items,
+    Object,
+    One,
+    Row,
+    Table,
+    Variants,
+    tables_in,
 )
-"""By name; the samples of 16 bits are odd in number, which is not float32."""
-
-
-# -- Example bodies: the client's made from its schema, the server's as it wrote them -------------
-#
-# Base64 is shown by its content, `<base64 image/jpeg>`: real files would hide the rest.
-
-Json = Mapping[str, Any]
-
-
-def example(schema: Json) -> dict[str, Any]:
-    """Make a body of a client's message from its schema: required fields, and telling defaults.
-
-    Its base64 is replaced by a name.
-    """
-    required = _required(schema)
-    made: dict[str, Any] = {}
-    for name, below in schema["properties"].items():
-        is_shown = name in required or _says_something(below)
-        if is_shown and "x-antiphon-same" not in below and "x-antiphon-after" not in below:
-            made[name] = _value(below)
-    return made
-
-
-def _required(schema: Json) -> frozenset[str]:
-    first = [group["required"][0] for group in schema.get("anyOf", ())[:1] if "required" in group]
-    return frozenset((*schema.get("required", ()), *first))
-
-
-def _says_something(schema: Json) -> bool:
-    """Whether a field that may be absent is worth showing."""
-    if "properties" in schema:
-        return any(map(_says_something, schema["properties"].values()))
-    return bool({"default", "contentEncoding", "examples", "items"} & schema.keys())
-
-
-def _value(schema: Json) -> Any:
-    if "const" in schema:
-        return schema["const"]
-    if "contentEncoding" in schema:
-        return _named(schema)
-    if "examples" in schema:
-        return schema["examples"][0]
-    if "default" in schema:
-        return schema["default"]
-    if "enum" in schema:
-        return schema["enum"][0]
-    if "oneOf" in schema:
-        return _value(schema["oneOf"][0])
-    if "properties" in schema:
-        return example(schema)
-    if "anyOf" in schema:
-        return _value(schema["anyOf"][0])
-    if "items" in schema:
-        return [_value(schema["items"])]
-    return schema.get("minimum", 1)
-
-
-def shown(body: Json, schema: Json) -> dict[str, Any]:
-    """Show a written body, with names for its base64."""
-    return {name: _shown(value, schema["properties"].get(name, {})) for name, value in body.items()}
-
-
-def _shown(value: Any, schema: Json) -> Any:
-    if isinstance(value, dict):
-        return shown(value, {"properties": {}, **schema})
-    return _named(schema) if value and "contentEncoding" in schema else value
-
-
-def _named(schema: Json) -> str:
-    return f"<base64 {schema.get('x-antiphon-media', ['bytes'])[0]}>"
-
 
 # -- The schema of a message, from the rows of its table (`protocol.wire`) ------------------------
 #

@@ -1,4 +1,4 @@
-"""A message as a table: one row a field, by which it is read, written and described.
+"""A message as a table: one row a field, by which it is read, written and described. A dialect.
 
 - Rows are read in their order, so of two mistakes the first row's is reported; they are written by
   `rank`, then in their order.
@@ -11,16 +11,19 @@ A rule that spans fields is a function, called at the place of its `Rule` among 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, ClassVar, Final, get_type_hints
 
 import attrs
 
 from ..values import behaviour
-from ..values.errors import ErrorCode, FieldError, LocalProtocolError
+from ..values.errors import ErrorCode, FieldError, LocalProtocolError, RemoteProtocolError
+from ..values.messages import ServerMessage
 from ..values.modes import Mode
-from .codec import KEY_SHOWN, Context, Json, Reading, Value, as_object, dump_frame, invalid, missing
+from ..values.requests import ClientMessage, Request
+from . import codec
+from .codec import Context, Json, Reading, Value, invalid
 from .kinds import Holds, Kind
 
 REQUIRED: Final = object()
@@ -147,7 +150,7 @@ class Field(FieldColumns):
             return
         default = self.aside_in.get(mode, self.default) if self.aside_in else self.default
         if default is REQUIRED:
-            raise self._recoded(missing(f"{at.path}.{self.name}"))
+            raise self._recoded(codec.missing(f"{at.path}.{self.name}"))
         if self.attribute != DROPPED:
             at.values.setdefault(self._key(at), default)
 
@@ -284,8 +287,8 @@ class Object(Columns):
         """Read it and its fields; `FieldError` if it is absent and required, or wrong."""
         value, path = at.body.get(self.name), f"{at.path}.{self.name}"
         if value is None and self.is_required:
-            raise missing(path)
-        body = {} if value is None else as_object(value, path)
+            raise codec.missing(path)
+        body = {} if value is None else codec.as_object(value, path)
         prefix = f"{at.prefix}{self.attr}." if self.attr else at.prefix
         at.below += self.shape.fill(Reading(body, path, prefix, at.context, at.values))
 
@@ -373,7 +376,7 @@ class Shape:
         if known.issuperset(at.body):
             return [*at.aside, *at.below]
         unknown = [
-            f"{at.path}.{name if KEY_SHOWN.fullmatch(name) else '?'}"
+            f"{at.path}.{name if codec.KEY_SHOWN.fullmatch(name) else '?'}"
             for name in at.body
             if name not in known
         ]
@@ -463,7 +466,7 @@ class Table:
 
     def parse_below(self, value: Value, at: Reading) -> Any:
         """Read an object of an array in another object; `FieldError` as in `parse`."""
-        inner = Reading(as_object(value.value, value.path), value.path, "", at.context, {})
+        inner = Reading(codec.as_object(value.value, value.path), value.path, "", at.context, {})
         at.below += self.shape.fill(inner)
         return self._build(inner.values)
 
@@ -495,7 +498,141 @@ class Table:
 
     def encode(self, message: object) -> str:
         """Write a message as a frame; raises as `write` does."""
-        return dump_frame(self.write(message) if self._where else self._write(message, message))
+        return codec.dump_frame(
+            self.write(message) if self._where else self._write(message, message)
+        )
+
+
+def typed(cls: type, kind: str, *rows: Row, **columns: Any) -> Table:
+    """Make the table of a message, or an object, by its type."""
+    return Table(cls, *rows, tag={"type": kind}, **columns)
+
+
+# -- A dialect: the tables of both ends -----------------------------------------------------------
+#
+# A frame is judged in this order: it must be a JSON object (`codec.parse_frame`), `classify` gives
+# the kind of request, the state decides whether that is allowed now (`state.RECEPTION`), and only
+# then `parse` reads its fields. No session logic is here.
+
+
+def no_frame(dialect: Dialect, message: ClientMessage | ServerMessage) -> LocalProtocolError:
+    """Make the error for a message without a frame in a dialect."""
+    return LocalProtocolError(f"no frame for {type(message).__name__} in {dialect.name}")
+
+
+def refusal(request: Request, body: Json) -> FieldError:
+    """Make the error for a MISPLACED or UNKNOWN message."""
+    try:
+        name = codec.Fields(body).required("type", Value.text)
+    except FieldError as error:
+        return error
+    if request is Request.MISPLACED:
+        return FieldError(ErrorCode.INVALID_EVENT, "$.type: an event that has no place here")
+    return FieldError(ErrorCode.UNKNOWN_EVENT, f"$.type: {codec.kind_of(name)} that names no event")
+
+
+class Dialect:
+    """One wire protocol, both ends, read and written by its tables.
+
+    Args:
+        name: of the dialect, as in the log.
+        requests: the client's messages.
+        answers: the server's; of several with one class or type the first is used.
+        types: other types of client messages, and their kinds of request.
+        more: messages that only other servers send.
+        choose: how the tables of a message are chosen, of a class that has several, or none.
+        unserved: types of messages that are not offered, and what their error says of them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        requests: Mapping[Request, Table],
+        answers: tuple[Table, ...],
+        *,
+        types: Mapping[str, Request] | None = None,
+        more: tuple[Table, ...] = (),
+        choose: Mapping[type, Callable[[Any], Sequence[Table]]] | None = None,
+        unserved: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name: Final = name
+        own = {table.kind: request for request, table in requests.items() if table.kind}
+        self.types: Final[Mapping[str, Request]] = {**own, **(types or {})}
+        self._requests = requests
+        self._answers = answers
+        self._choose, self._unserved = choose or {}, unserved or {}
+        written = (*answers[::-1], *requests.values())
+        self._written = {cls: table for table in written for cls in table.classes}
+        self._read = {table.kind: table for table in (*more, *answers[::-1])}
+
+    @property
+    def has_close(self) -> bool:
+        """Whether a client can ask for the end, and does not only close the connection."""
+        return Request.CLOSE in self._requests
+
+    def requests(self, _mode: Mode) -> tuple[tuple[Request, Table], ...]:
+        """List the client's messages with their kinds of request."""
+        return tuple(self._requests.items())
+
+    def table(self, request: Request, cls: type) -> Table | None:
+        """Return the table that reads a kind of request as this class; None if there is no such."""
+        table = self._requests.get(request)
+        return table if table is not None and table.cls is cls else None
+
+    def answers(self, _mode: Mode) -> tuple[Table, ...]:
+        """List the server's messages; several of one type are its variants."""
+        return self._answers
+
+    def classify(self, body: Json) -> Request:
+        """Return the kind of request of a client's message; never raises."""
+        kind = body.get("type")
+        return self.types.get(kind, Request.UNKNOWN) if isinstance(kind, str) else Request.UNKNOWN
+
+    def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
+        """Check every field of a client's message of the kind that `classify` returned.
+
+        `FieldError` names the path, the value's kind and the limit.
+        """
+        if request not in self._requests:
+            kind = body.get("type")
+            if isinstance(kind, str) and kind in self._unserved:
+                raise FieldError(ErrorCode.UNSUPPORTED, f"$.type: {kind}{self._unserved[kind]}")
+            raise refusal(request, body)
+        message: ClientMessage = self._requests[request].parse(body, context)
+        return message
+
+    def encode(self, message: ServerMessage) -> tuple[str, ...]:
+        """Write a server's message as frames, in order; `LocalProtocolError` if it has none."""
+        choose = self._choose.get(type(message))
+        if choose is not None:
+            return tuple([table.encode(message) for table in choose(message)])
+        table = self._written.get(type(message))
+        if table is None:
+            raise no_frame(self, message)
+        return (table.encode(message),)
+
+    def encode_request(self, message: ClientMessage) -> str:
+        """Write a client's message as a frame.
+
+        `LocalProtocolError` if the dialect has no frame for it, or no field for a part.
+        """
+        table = self._written.get(type(message))
+        if table is None:
+            raise no_frame(self, message)
+        return table.encode(message)
+
+    def decode(self, body: Json, _mode: Mode = "video") -> tuple[ServerMessage, ...]:
+        """Read a server's message; a speaking unit may come as several.
+
+        In chat a delta is a part of a turn's answer, else a unit's speech. `RemoteProtocolError`
+        for a message that this dialect does not have.
+        """
+        kind = codec.Fields(body).required("type", Value.text)
+        if kind not in self._read:
+            raise RemoteProtocolError(
+                f"$.type: {codec.kind_of(kind)} that is no event of the server"
+            )
+        return (self._read[kind].parse(body),)
 
 
 # -- Kinds of value with values in them: arrays, objects of several kinds, text or an array -------
@@ -567,7 +704,7 @@ def items(item: Kind, count_max: int, count_min: int = 0) -> Items:
         found = value.items(count_max, count_min)
         if isinstance(item, One | Variants):
             for each in found:
-                as_object(each.value, each.path)
+                codec.as_object(each.value, each.path)
         return tuple(item.read(each, at) for each in found)
 
     def write(values: tuple[Any, ...]) -> list[object]:
@@ -604,10 +741,10 @@ def variants(tag: str, *tables: Table, write: Callable[[Any], str] | None = None
         return by_word[word]
 
     def read(value: Value, at: Reading) -> Any:
-        body = as_object(value.value, value.path)
+        body = codec.as_object(value.value, value.path)
         path = f"{value.path}.{tag}"
         if body.get(tag) is None:
-            raise missing(path)
+            raise codec.missing(path)
         word = Value(path=path, value=body[tag]).choice(words)
         return by_word[word].parse_below(value, at)
 

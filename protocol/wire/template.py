@@ -37,31 +37,21 @@ EVENT_ID: Final = "event_id"
 """The client's own name for a message, in any dialect that has one."""
 
 
-@attrs.frozen
-class _Place:
-    """An object in a message: the keys to it, and its path in `Reading`."""
-
-    keys: tuple[str, ...] = ()
-    path: str = "$"
-
-    def of(self, row: Object) -> _Place:
-        """The place of an object in this one."""
-        return _Place((*self.keys, row.name), f"{self.path}.{row.name}")
-
-
-_TOP: Final = _Place()
-
-
 @attrs.frozen(kw_only=True)
 class _Hole:
-    """A row whose value differs: a string, or an array of `count` strings."""
+    """A row whose value differs: a string, or an array of `count` strings; `keys` lead to it."""
 
     row: Field
     name: str
-    place: _Place
+    keys: tuple[str, ...]
     count: int | None
     is_name: bool
     is_event_id: bool
+    path: str = attrs.field(init=False)
+
+    @path.default
+    def _path(self) -> str:
+        return ".".join(("$", *self.keys))
 
     def first(self, texts: Iterator[str]) -> list[str]:
         """Take its strings off those of this hole and all later ones."""
@@ -77,7 +67,7 @@ class _Hole:
         self._object_in(body)[self.name] = texts[0] if self.count is None else texts
 
     def _object_in(self, body: Json) -> dict[str, object]:
-        for key in self.place.keys:
+        for key in self.keys:
             body = cast("Json", body[key])
         return cast("dict[str, object]", body)
 
@@ -147,7 +137,7 @@ class Template:
             here = hole.first(left)
             body: Json = {hole.name: here[0] if hole.count is None else here}
             try:
-                hole.row.take(Reading(body, hole.place.path, "", self._context, values))
+                hole.row.take(Reading(body, hole.path, "", self._context, values))
             except FieldError:
                 return None
             if hole.is_event_id:
@@ -194,7 +184,7 @@ def _find(
 
 
 def _holes(
-    rows: tuple[Row, ...], body: Json, context: Context, place: _Place = _TOP
+    rows: tuple[Row, ...], body: Json, context: Context, keys: tuple[str, ...] = ()
 ) -> Iterator[_Hole]:
     """List the rows of an object that were given media or a plain name."""
     if any(isinstance(row, Rule) for row in rows):
@@ -203,16 +193,16 @@ def _holes(
         if isinstance(row, Object):
             inner = body.get(row.name)
             if isinstance(inner, dict) and not row.attr:
-                yield from _holes(row.shape.rows_for(context), inner, context, place.of(row))
+                yield from _holes(row.shape.rows_for(context), inner, context, (*keys, row.name))
         elif isinstance(row, Field) and not row.after and context.mode not in row.aside_in:
             given = [name for name in row.names if body.get(name) is not None]
             if len(given) == 1:
-                yield from _hole(row, given[0], body[given[0]], place)
+                yield from _hole(row, given[0], body[given[0]], keys)
 
 
-def _hole(row: Field, name: str, value: object, place: _Place) -> Iterator[_Hole]:
+def _hole(row: Field, name: str, value: object, keys: tuple[str, ...]) -> Iterator[_Hole]:
     is_media = row.kind.holds in (SPOKEN, SEEN)
-    is_name = row.kind.holds is NAMED or (row.name == EVENT_ID and place is _TOP)
+    is_name = row.kind.holds is NAMED or (row.name == EVENT_ID and not keys)
     count = None
     if is_name:
         is_hole = isinstance(value, str) and _is_plain(value)
@@ -222,9 +212,9 @@ def _hole(row: Field, name: str, value: object, place: _Place) -> Iterator[_Hole
     else:
         is_hole = is_media and isinstance(value, str)
     if is_hole:
-        is_event_id = name == EVENT_ID and place is _TOP
+        is_event_id = name == EVENT_ID and not keys
         yield _Hole(
-            row=row, name=name, place=place, count=count, is_name=is_name, is_event_id=is_event_id
+            row=row, name=name, keys=keys, count=count, is_name=is_name, is_event_id=is_event_id
         )
 
 

@@ -1,7 +1,7 @@
 """The blocks of a log that is written: records compressed together, each block linked to the last.
 
 Rules:
-- Payloads become zstd frames, which any zstd tool decompresses. In a payload with packed PCM, large
+- Payloads become zstd frames, which any zstd tool decompresses. In a payload with PCM, large
   pieces get zstd blocks of their own, since sign and exponent bytes compress to a third, and noise
   or JPEG not at all. A frame never holds the mark that starts a block, and is too long to look like
   a bomb. Its buffer has room for the block header, so writing copies nothing. A large payload is
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 import attrs
@@ -42,10 +42,10 @@ ZSTD_BLOCK_BYTES_MIN: Final = 4
 STEP_BYTES: Final = layout.MIB
 """Bytes of a large payload compressed per step: 5 ms at most, then other logs have a turn."""
 _SAMPLES: Final = zstandard.ZstdCompressionParameters.from_level(
-    1, strategy=zstandard.STRATEGY_FAST, hash_log=10, min_match=7, write_content_size=True
+    1, strategy=zstandard.STRATEGY_FAST, hash_log=9, min_match=7, write_content_size=True
 )
 """zstd parameters for samples, which hardly repeat: half the time of level 3, and a smaller frame
-in separate blocks. A table a quarter of the size makes tones larger."""
+in separate blocks. A table half the size makes tones a tenth larger."""
 
 
 @attrs.frozen
@@ -85,18 +85,18 @@ class Compressor:
 
         Args:
             pieces: the payload, split where the kind of bytes changes.
-            has_samples: some pieces are packed PCM.
+            has_samples: some pieces are PCM, packed or of 16 bits, or a picture.
             cost: of reading its records without their bytes; see `recorder.format.expansion`.
 
         `RecordInvalid`: no level of zstd gives a frame without the mark.
         """
-        runs = list(_join_short(pieces)) if has_samples else [b"".join(pieces)]
+        runs = _join_short(pieces) if has_samples else [b"".join(pieces)]
         size = sum(map(len, runs))
         if size > STEP_BYTES and self._is_live:  # a zstd object has one stream at a time
             large = _for_samples() if has_samples else _zstd(LEVEL)
             block = yield from _in_steps(large, runs, size, is_apart=has_samples)
         elif has_samples:
-            made = (_in_steps(it, runs, size, is_apart=True) for it in self._samples)
+            made = [_in_steps(it, runs, size, is_apart=True) for it in self._samples]
             block = min(map(_at_once, made), key=len)
         else:
             block = _with_room([self._text.compress(runs[0])])
@@ -135,14 +135,15 @@ def _compress_long(compressor: zstandard.ZstdCompressor, payload: bytes, cost: i
 def _in_steps(
     compressor: zstandard.ZstdCompressor, runs: Iterable[layout.Piece], size: int, *, is_apart: bool
 ) -> Generator[int, None, bytearray]:
-    """Compress a payload in steps; if `is_apart`, with a zstd block per run."""
+    """Compress a payload in steps, a small one at once; if `is_apart`, with a zstd block a run."""
     stream = compressor.compressobj(size=size)
     chunks = []
     for run in runs:
         for start in range(0, len(run), STEP_BYTES):
             step = run[start : start + STEP_BYTES]
             chunks.append(stream.compress(step))
-            yield len(step)
+            if size > STEP_BYTES:
+                yield len(step)
         if is_apart:
             chunks.append(stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
     chunks.append(stream.flush(zstandard.COMPRESSOBJ_FLUSH_FINISH))
@@ -165,19 +166,20 @@ def _zstd(level: int) -> zstandard.ZstdCompressor:
     return zstandard.ZstdCompressor(level=level, write_checksum=False, write_content_size=True)
 
 
-def _join_short(pieces: Iterable[layout.Piece]) -> Iterator[layout.Piece]:
-    """Yield the long pieces as they are, and the short ones between them joined."""
-    short: list[layout.Piece] = []
+def _join_short(pieces: Iterable[layout.Piece]) -> list[layout.Piece]:
+    """Return the long pieces as they are, and the short ones between them joined."""
+    runs, short = list[layout.Piece](), list[layout.Piece]()
     for piece in pieces:
         if len(piece) < APART_BYTES_MIN:
             short.append(piece)
             continue
         if short:
-            yield b"".join(short)
+            runs.append(b"".join(short))
             short.clear()
-        yield piece
+        runs.append(piece)
     if short:
-        yield b"".join(short)
+        runs.append(b"".join(short))
+    return runs
 
 
 # -- blocks ----------------------------------------------------------------------------------------
@@ -206,14 +208,15 @@ class Batch:
     last_seq: int = 0
     has_head_copy: bool = False
 
-    def add(self, record: Record, framed: Framed) -> None:
-        """Take the next record."""
-        self.pieces += framed.pieces
-        self.has_samples |= framed.has_samples
-        self.kinds.append(record.kind)
-        self.payload_bytes += framed.framed_bytes
-        self.cost += framed.cost
-        self.last_seq = record.seq
+    def add(self, records: Sequence[Record], framed: Sequence[Framed]) -> None:
+        """Take the next records."""
+        for record, each in zip(records, framed, strict=True):
+            self.pieces += each.pieces
+            self.has_samples |= each.has_samples
+            self.kinds.append(record.kind)
+            self.payload_bytes += each.framed_bytes
+            self.cost += each.cost
+        self.last_seq = records[-1].seq
 
 
 @attrs.define

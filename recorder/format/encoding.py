@@ -4,6 +4,8 @@ Repeats of a blob come soon (a voice is sent, then prepared), so few recent ones
 bytes: three short probes find them and a full comparison confirms, which is cheaper than any hash
 and exact. A client that sends sound in pieces of 20 ms sends fifty a second, and by themselves they
 cost ten times what a second in one piece costs: such frames are joined in runs.
+
+Most records hold numbers, words and one blob at most: their fields are written in one call.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ from typing import Any, Final, TypeAlias, cast
 import attrs
 import orjson
 
+from protocol.values.effects import DetectSpeech
+from protocol.values.record_names import RECORD_NAMES
 from protocol.values.utf8 import UTF8_BYTES_MAX, Utf8Text
 
 from . import format as layout
 from . import records as rc
-from .blobs import RAW, Packed, SplitPiece, decode, extract, pack
+from .blobs import RAW, SMALL_BYTES_MAX, Packed, SplitPiece, decode, extract, pack
 from .errors import RecordInvalid
 from .expansion import count_values, header_cost
 
@@ -86,27 +90,28 @@ FRAME_CHARS_MAX: Final = 16 << 10
 """Longer frames hold more than a tenth of a second."""
 RUN_BYTES_MAX: Final = 128 << 10
 """Of a run, which must fit into a block; a second and a half of float32 samples."""
-RECORDS_MAX: Final = 64
-"""In a run: more than a second of pieces of 20 ms."""
+RECORDS_MAX: Final = 128
+"""In a run: more than a second of pieces of 20 ms, each with an effect."""
 _PLAIN: Final = {"type", "frame"}
 """The fields of a frame's record that has nothing but the frame."""
+_BETWEEN: Final = RECORD_NAMES[DetectSpeech]
+"""The effect that may follow each small frame, and does not end a run."""
 
 
 def runs(records: Iterable[rc.Record]) -> Iterator[list[rc.Record]]:
     """Join records of small frames that follow each other; all others stand by themselves."""
     run, run_bytes = list[rc.Record](), 0
     for record in records:
-        frame = record.fields.get("frame") if record.kind == "rx" else None
-        is_small = (
-            isinstance(frame, str)
-            and len(frame) <= FRAME_CHARS_MAX
-            and record.fields.keys() == _PLAIN
-        )
-        size = rc.RECORD_OVERHEAD_BYTES + (len(frame) if isinstance(frame, str) else 0)
-        if run and (not is_small or run_bytes + size > RUN_BYTES_MAX or len(run) == RECORDS_MAX):
+        fields, size, is_small = record.fields, rc.RECORD_OVERHEAD_BYTES, False
+        if record.kind == "rx" and isinstance(frame := fields.get("frame"), str):
+            is_small = len(frame) <= FRAME_CHARS_MAX and fields.keys() == _PLAIN
+            size += len(frame)
+        is_between = record.kind == "effect" and fields.get("type") == _BETWEEN
+        is_full = run_bytes + size > RUN_BYTES_MAX or len(run) == RECORDS_MAX
+        if run and (is_full or not (is_small or is_between)):
             yield run
             run, run_bytes = [], 0
-        if is_small:
+        if is_small or (run and is_between):
             run.append(record)
             run_bytes += size
         else:
@@ -123,8 +128,8 @@ FRAME_BYTES_KEPT: Final = 64 << 10
 FRAME_CHARS_INLINE: Final = 64 << 10
 """Limit for all inline text of a frame; beyond it short pieces go into blobs too."""
 
-_AS_THEY_ARE: Final = frozenset({int, bool, type(None)})
-"""Types of values that are stored as they are."""
+_EXACTLY: Final = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
+_OPTIONS: Final = orjson.OPT_SORT_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS | _EXACTLY
 _Json: TypeAlias = "bool | int | float | str | list[_Json] | dict[str, _Json] | None"
 
 
@@ -135,7 +140,7 @@ class Framed:
     Attributes:
         pieces: its bytes, split where their kind changes; see `recorder.format.blocks`.
         cost: of reading it, without its bytes; see `recorder.format.expansion`.
-        has_samples: some pieces are packed PCM.
+        has_samples: some pieces are PCM, packed or of 16 bits, or a picture.
     """
 
     pieces: list[layout.Piece]
@@ -168,7 +173,13 @@ class RecordEncoder:
 
     def encode(self, record: rc.Record) -> Framed:
         """Encode a record; `RecordInvalid` if a value is not JSON or bytes, or it is too large."""
-        return self._encode(record, self._memory.find_or_keep)
+        frame, split = record.fields.get("frame"), None
+        if record.kind in rc.FRAME_KINDS and frame is not None:
+            chars_max = min(rc.TEXT_CHARS_INLINE, self.frame_bytes_max // UTF8_BYTES_MAX)
+            split = extract(frame) if type(frame) is str and len(frame) <= chars_max else None
+            if split is None or len(split) > 1:
+                return self._encode(record, self._memory.find_or_keep, split)
+        return self._encode_plain(record) or self._encode(record, self._memory.find_or_keep, split)
 
     def encode_run(self, records: Sequence[rc.Record]) -> list[Framed]:
         """Encode a run of small frames (`runs`), raises as `encode`.
@@ -176,22 +187,52 @@ class RecordEncoder:
         The pieces of sound in them are one blob, of which each record names its part. Most frames
         have the same text around their sound, and so the same fields.
         """
-        frames = [cast("str", record.fields["frame"]) for record in records]
-        first = extract(frames[0])
+        frames = [cast("str", it.fields["frame"]) for it in records if it.kind == "rx"]
+        first, seq = extract(frames[0]), records[0].seq
         like = first if len(frames[0]) <= self.frame_bytes_max else ()
         split = [first, *(_split_as(like, frame) or extract(frame) for frame in frames[1:])]
         alike = _alike(split)
         starts = zip(alike, accumulate(map(len, alike), initial=0), strict=False)
-        places = {id(it): (records[0].seq, 0, start, len(it)) for it, start in starts}
+        places = {id(it): (seq, 0, start, len(it)) for it, start in starts}
         find: Find = (lambda blob, _: places.get(id(blob))) if alike else self._memory.find_or_keep
-        framed, packed = [self._encode(records[0], find, first, b"".join(alike))], None
-        for record, pieces in zip(records[1:], split[1:], strict=True):
-            is_like = type(pieces) is tuple and alike and len(pieces[1]) == len(alike[0])
-            if is_like and packed is None:
+        framed, fields = [self._encode(records[0], find, first, b"".join(alike))], b""
+        splits = iter(split[1:])
+        for record in records[1:]:
+            pieces = next(splits) if record.kind == "rx" else ()
+            if not pieces:
+                framed.append(self.encode(record))
+            elif type(pieces) is not tuple or not alike or len(pieces[1]) != len(alike[0]):
+                framed.append(self._encode(record, find, pieces))
+            else:
                 text = {rc.TEXT: [pieces[0], 0, pieces[2]]}
-                packed = orjson.Fragment(to_json({**record.fields, "frame": text}))
-            framed.append(self._encode(record, find, pieces, packed=packed if is_like else None))
+                fields = fields or to_json(record, {**record.fields, "frame": text})
+                header = header_json(record, [places[id(pieces[1])]], fields)
+                start, cost = layout.frame_record(header, 0), header_cost(header) + len(pieces[1])
+                framed.append(Framed([start], len(start), cost, False))
         return framed
+
+    def _encode_plain(self, record: rc.Record) -> Framed | None:
+        """Encode a record of little but numbers, words and one blob; None if it holds more."""
+        blobs: list[bytes] = []
+
+        def blob_of(value: object) -> dict[str, int]:
+            if type(value) is not bytes:
+                raise TypeError
+            blobs.append(value)
+            return {rc.BLOB: 0}
+
+        try:
+            fields = orjson.dumps(record.fields, blob_of, _OPTIONS)
+        except orjson.JSONEncodeError:
+            return None
+        has_more = b"null" in fields or len(fields) > rc.TEXT_CHARS_INLINE  # a NaN, a long text
+        depth_max, ours = fields.count(b"{") + fields.count(b"["), fields.count(b'"$')
+        if has_more or depth_max > rc.NESTING_MAX or not ours == len(blobs) <= 1:
+            return None
+        packer = _Packer(record.seq, self._memory.find_or_keep, self.packs_samples)
+        for blob in blobs:
+            packer.add(blob)
+        return _framed(record, packer, fields)
 
     def _encode(
         self,
@@ -199,17 +240,14 @@ class RecordEncoder:
         find: Find,
         split: Sequence[SplitPiece] | None = None,
         whole: bytes = b"",
-        packed: Any = None,
     ) -> Framed:
-        """Encode a record; in a run with its `split` frame, a blob to store, made fields."""
+        """Encode any record; in a run with its `split` frame, and a blob to store."""
         fields, packer = record.fields, _Packer(record.seq, find, self.packs_samples)
         if whole:
             packer.keep(whole)
-        if packed is not None and split is not None:
-            packer.add(cast("bytes", split[1]))
-        elif record.kind in rc.FRAME_KINDS and isinstance(
-            frame := fields.get("frame"), (str, bytes, Utf8Text)
-        ):
+            packer.has_samples |= len(whole) > SMALL_BYTES_MAX
+        frame = fields.get("frame") if record.kind in rc.FRAME_KINDS else None
+        if isinstance(frame, (str, bytes, Utf8Text)):
             rest = {key: value for key, value in fields.items() if key != "frame"}
             kept, cut = _cut_frame(frame, self.frame_bytes_max)
             if cut and rc.FRAME_CUT in rest:
@@ -218,17 +256,24 @@ class RecordEncoder:
             packed["frame"] = packer.pack_frame(kept, None if cut else split)
         else:
             packed = packer.pack_mapping(fields, 0)
-        version = rc.RECORD_VERSIONS[record.kind]
-        json_header = header_json(record, packer.table, packed, version)
-        if len(json_header) > layout.HEADER_VALUES_MAX:  # each value takes a byte
-            _check_header(record, json_header, count_values(json_header))
-        packer.area[0] = start = layout.frame_record(json_header, packer.area_bytes)
-        size, unpacked, kind = len(start) + packer.area_bytes, packer.unpacked_bytes, record.kind
-        if size > layout.RECORD_BYTES_MAX:
-            raise RecordInvalid(f"{kind} of {size}, at most {layout.RECORD_BYTES_MAX} bytes")
-        if unpacked > (bytes_max := layout.UNPACKED_BYTES_MAX):
-            raise RecordInvalid(f"{kind} unpacks to {unpacked}, at most {bytes_max} bytes")
-        return Framed(packer.area, size, header_cost(json_header) + unpacked, packer.has_samples)
+        return _framed(record, packer, to_json(record, packed))
+
+
+def _framed(record: rc.Record, packer: _Packer, fields: bytes) -> Framed:
+    """Frame a record whose fields are JSON; `RecordInvalid` if it is too large."""
+    kind, header = record.kind, header_json(record, packer.table, fields)
+    values = count_values(header) if len(header) > layout.HEADER_VALUES_MAX else 0
+    if len(header) > layout.HEADER_BYTES_MAX or values > layout.HEADER_VALUES_MAX:
+        found = f"{kind} {record.seq} has a header of {len(header)} bytes and {values} values"
+        bytes_max, values_max = layout.HEADER_BYTES_MAX, layout.HEADER_VALUES_MAX
+        raise RecordInvalid(f"{found}, at most {bytes_max} and {values_max}")
+    packer.area[0] = start = layout.frame_record(header, packer.area_bytes)
+    size, unpacked = len(start) + packer.area_bytes, packer.unpacked_bytes
+    if size > layout.RECORD_BYTES_MAX:
+        raise RecordInvalid(f"{kind} of {size}, at most {layout.RECORD_BYTES_MAX} bytes")
+    if unpacked > (bytes_max := layout.UNPACKED_BYTES_MAX):
+        raise RecordInvalid(f"{kind} unpacks to {unpacked}, at most {bytes_max} bytes")
+    return Framed(packer.area, size, header_cost(header) + unpacked, packer.has_samples)
 
 
 def _split_as(first: Sequence[SplitPiece], frame: str) -> tuple[str, bytes, str] | None:
@@ -250,44 +295,31 @@ def _alike(split: Sequence[Sequence[SplitPiece]]) -> list[bytes]:
     return alike if len(alike) > 1 else []
 
 
+_HEADER: Final = b'{"at_ns":%d,"blobs":%b,"fields":%b,"kind":"%b","seq":%d,"version":%d}'
+
+
 def header_json(
-    record: rc.Record, blobs: Sequence[Sequence[int]], fields: object, version: int
+    record: rc.Record, blobs: Sequence[Sequence[int]], fields: bytes, version: int = 0
 ) -> bytes:
-    """Encode a record's header, its fields packed; `RecordInvalid` if it is not JSON."""
-    return to_json(
-        {
-            "at_ns": record.at_ns,
-            "blobs": blobs,
-            "fields": fields,
-            "kind": record.kind,
-            "seq": record.seq,
-            "version": version,
-        }
-    )
+    """Write a record's header around its fields, which are JSON already; of our version if 0."""
+    kind, version = record.kind, version or rc.RECORD_VERSIONS[record.kind]
+    table = orjson.dumps(blobs) if blobs else b"[]"
+    return _HEADER % (record.at_ns, table, fields, kind.encode(), record.seq, version)
 
 
-def to_json(header: Mapping[str, object]) -> bytes:
-    """Encode a value in the order of its keys; `RecordInvalid` if it is not JSON."""
+def to_json(record: rc.Record, fields: object) -> bytes:
+    """Write packed fields in the order of their keys; `RecordInvalid` if they are not JSON."""
     try:
-        return orjson.dumps(header, option=orjson.OPT_SORT_KEYS)  # ten times faster
+        return orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)  # ten times faster
     except orjson.JSONEncodeError:  # an int of more than 64 bits, or invalid for `json` too
         pass
     try:
         text = json.dumps(
-            header, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(",", ":")
+            fields, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(",", ":")
         )
         return text.encode()
     except ValueError as error:  # an int of thousands of digits, a surrogate in a key
-        raise RecordInvalid(f"{header['kind']} {header['seq']} is not JSON: {error}") from error
-
-
-def _check_header(record: rc.Record, header: bytes, values: int) -> None:
-    bytes_max, values_max = layout.HEADER_BYTES_MAX, layout.HEADER_VALUES_MAX
-    if len(header) > bytes_max or values > values_max:
-        raise RecordInvalid(
-            f"{record.kind} {record.seq} has a header of {len(header)} bytes and"
-            f" {values} values, at most {bytes_max} and {values_max}"
-        )
+        raise RecordInvalid(f"{record.kind} {record.seq} is not JSON: {error}") from error
 
 
 def _cut_frame(
@@ -330,6 +362,7 @@ class _Packer:
 
     def _pack_piece(self, piece: str | bytes | Utf8Text) -> _Json:
         if isinstance(piece, bytes):
+            self.has_samples |= len(piece) > SMALL_BYTES_MAX
             return self.add(piece)
         short = _short_text(piece)
         if short is None or len(short) > self._inline_left:
@@ -342,12 +375,8 @@ class _Packer:
         for key, item in value.items():
             if not isinstance(key, str):
                 raise RecordInvalid(f"record {self.seq} has the key {key!r}, not text")
-            packed[rc.RESERVED + key if key[:1] == rc.RESERVED else key] = (
-                item
-                if type(item) in _AS_THEY_ARE
-                or (type(item) is str and len(item) <= rc.TEXT_CHARS_INLINE and item.isascii())
-                else self._pack(item, depth + 1)  # most are above: saves a call
-            )
+            name = rc.RESERVED + key if key[:1] == rc.RESERVED else key
+            packed[name] = self._pack(item, depth + 1)
         return packed
 
     def _pack(self, value: rc.Value, depth: int) -> _Json:
@@ -366,8 +395,6 @@ class _Packer:
         if depth > rc.NESTING_MAX:
             raise RecordInvalid(f"record {self.seq} nests deeper than {rc.NESTING_MAX}")
         if isinstance(value, (list, tuple)):
-            if set(map(type, value)) == {int}:  # token ids: many, and nothing to pack
-                return list(value)
             return [self._pack(item, depth + 1) for item in value]
         if isinstance(value, (dict, Mapping)):  # checking only the ABC is slow
             return self.pack_mapping(value, depth)

@@ -55,8 +55,9 @@ CHAIN_BYTES: Final = 16
 CHAIN_START: Final = bytes(CHAIN_BYTES)
 
 MIB: Final = 1 << 20
-BLOCK_BYTES: Final = 256 << 10
-"""A block closes at this size before compression: the most that one bad bit can cost."""
+BLOCK_BYTES: Final = 384 << 10
+"""A block closes at this size before compression: the most that one bad bit can cost. A second of
+both sides fits, in each protocol."""
 RECORD_BYTES_MAX: Final = 128 * MIB
 """Above the largest frame that any endpoint accepts (chat: 96 MiB), with room for other fields."""
 UNPACKED_BYTES_MAX: Final = 2 * RECORD_BYTES_MAX

@@ -27,6 +27,7 @@ from typing import Any, Final, TypeVar, get_args
 import attrs
 from cattrs import Converter
 from cattrs.errors import CattrsError
+from cattrs.fns import identity
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from protocol.values import effects as ef
@@ -68,6 +69,8 @@ SCHEMA: Final[Mapping[str, int]] = {"machine": MACHINE_SCHEMA, "snapshot": SNAPS
 """The schema versions in the head of a new log."""
 _EVENT_CLASSES: Final = frozenset(EVENTS.values())
 _AT_NS: Final = frozenset({"at_ns"})
+_SCALARS: Final = frozenset({int, float, str, bool, type(None)})
+"""Most values, which need no call each."""
 HASHES_KEPT: Final = 3
 """Of the pictures that wait for their unit; a fourth is hashed twice."""
 HASHED_BYTES_MAX: Final = 256 << 10
@@ -118,7 +121,8 @@ def effect_record(effect: ef.Effect, hashes: Hashes | None = None) -> tuple[str,
     hash_of = digest if hashes is None else hashes.of
     if hashes is not None and isinstance(effect, ef.DecodeMedia) and effect.kind == "jpeg":
         hash_of = hashes.keep
-    fields = {name: _hashed(value, hash_of) for name, value in plain_of(effect).items()}
+    plain = plain_of(effect)
+    fields = {k: v if type(v) in _SCALARS else _hashed(v, hash_of) for k, v in plain.items()}
     fields["type"] = RECORD_NAMES[type(effect)]
     return "effect", fields
 
@@ -167,7 +171,7 @@ def _hashed(value: Value, hash_of: Callable[[bytes], str]) -> Value:
     if isinstance(value, bytes):
         return {"bytes": len(value), "blake2b": hash_of(value)}
     if isinstance(value, (dict, Mapping)):  # checking only the ABC is slow
-        return {key: _hashed(item, hash_of) for key, item in value.items()}
+        return {k: v if type(v) in _SCALARS else _hashed(v, hash_of) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_hashed(item, hash_of) for item in value]
     return value
@@ -236,8 +240,8 @@ def _make_converter() -> Converter:
     converter.register_structure_hook(Frame, lambda value, _: _frame(value))
     text = _strictly(str)
     converter.register_structure_hook(ErrorCode, lambda value, _: ErrorCode(str(text(value, _))))
-    converter.register_unstructure_hook(bytes, lambda data: data)
-    converter.register_unstructure_hook(Utf8Text, lambda text: text)
+    converter.register_unstructure_hook(Frame, identity)
+    converter.register_unstructure_hook(Utf8Text, identity)
     converter.register_unstructure_hook(ErrorCode, lambda code: code.value)
     return converter
 

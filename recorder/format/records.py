@@ -83,10 +83,10 @@ class Record:
     def __attrs_post_init__(self) -> None:
         if self.kind not in RECORD_VERSIONS:
             raise RecordInvalid(f"{self.kind!r} is not a kind of record")
-        for name, value in (("seq", self.seq), ("at_ns", self.at_ns)):
-            if type(value) is not int or not 0 <= value < 1 << 63:
-                shown = reprlib.repr(value)
-                raise RecordInvalid(f"{name} {shown} is not a count of up to 63 bits")
+        is_count = type(self.seq) is type(self.at_ns) is int
+        if not (is_count and 0 <= self.seq < 1 << 63 and 0 <= self.at_ns < 1 << 63):
+            shown = f"{reprlib.repr(self.seq)} and at_ns {reprlib.repr(self.at_ns)}"
+            raise RecordInvalid(f"seq {shown} are not counts of up to 63 bits")
 
 
 def size_bytes(value: Value) -> int:

@@ -34,7 +34,7 @@ TRIES_MAX: Final = 64
 """Invalid blocks skipped at either end: a crash damages one or two, a bad disk some."""
 FIN_BYTES: Final = 8 << 10
 """`fin` and its header take some hundred bytes."""
-TAIL_BYTES: Final = 2 * BLOCK_BYTES
+TAIL_BYTES: Final = BLOCK_BYTES + MIB // 8
 """A block is usually smaller than `BLOCK_BYTES`, so the last complete one is in here."""
 TEXT_CHARS_MAX: Final = 256
 """Names of modes, dialects, keys and reasons are shorter, and usually a model's folder is."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -93,7 +93,8 @@ class Shared:
         loops: the event loops that were seen: one in a server, one per test elsewhere.
         serve_here: serves logs in the calling thread, for a recorder without its own.
         clock: in seconds.
-        changed: notified when a log is called up or the recorder closes.
+        bell: a lock that the recorder's thread takes to sleep, and that wakes it when it is freed;
+            Python's `Condition` needs ten calls more.
         called_up: logs to serve now, in order.
         steps: steps of work done for any log since the start; constant while the disk hangs.
         is_closing: nothing more is accepted.
@@ -105,9 +106,7 @@ class Shared:
     clock: Callable[[], float]
     loops: dict[object, Loop] = attrs.field(factory=dict)
     lock: threading.Lock = attrs.field(factory=threading.Lock)
-    changed: threading.Condition = attrs.field(
-        default=attrs.Factory(lambda self: threading.Condition(self.lock), takes_self=True)
-    )
+    bell: threading.Lock = attrs.field(factory=threading.Lock)
     called_up: deque[SessionLog] = attrs.field(factory=deque)
     backlog_bytes: int = 0
     logs: int = 0
@@ -126,6 +125,11 @@ class Shared:
         if token not in self.loops:
             self.loops[token] = Loop(token)
         return self.loops[token]
+
+    def ring(self) -> None:
+        """Wake the recorder's thread, or keep it from sleeping once; the lock is held."""
+        if self.bell.locked():
+            self.bell.release()
 
     def collect(self, waiters: list[_Waiter]) -> None:
         """Move the waiters that are done to those that `wake` wakes; the lock is held."""
@@ -195,19 +199,45 @@ class SessionLog:
         """Steps of work the recorder has done for any log; constant while the disk hangs."""
         return self._shared.steps
 
-    def append(self, *records: Record, urgent: bool = False) -> None:
+    def append(self, *records: Record, urgent: bool = False, is_own: bool = False) -> None:
         """Take the next records without blocking; a failed log counts them as lost.
 
-        `records`: neither `session` nor `fin`; their fields must not be changed afterwards.
+        `records`: their fields must not be changed afterwards.
         `urgent`: a Send or Close waits for them: write them and everything queued now.
+        `is_own`: they are the recorder's, who alone writes `session` and `fin`.
 
         `LogMisuse`: a record is out of order, or the log or the recorder has ended. `LogFull`: the
-        backlog would be a maximal record past its bound; the rest is not taken.
+        backlog would be a maximal record past its bound. The rest is not taken.
         """
         for record in records:
-            if record.kind in _NOT_APPENDED:
+            if record.kind in _NOT_APPENDED and not is_own:
                 raise LogMisuse(f"{record.kind!r} is written by opening and finishing the log")
-        self.put(records, urgent=urgent)
+        shared = self._shared
+        bytes_max = shared.session_bytes_max + RECORD_BYTES_MAX
+        with shared.lock:
+            now = shared.clock()
+            self.queued_at = self.queued_at if self._queue else now
+            self.awaited_at = now if urgent else self.awaited_at
+            for record in records:
+                kind, seq = record.kind, record.seq
+                size = size_bytes(record.fields) + RECORD_OVERHEAD_BYTES
+                if self._is_ended or (shared.is_closing and self.failure is None):
+                    raise LogMisuse(f"{self.path.name} has ended, {kind} {seq} is too late")
+                if seq != self.next_seq:
+                    raise LogMisuse(f"{kind} has seq {seq}, the next is {self.next_seq}")
+                if self.backlog_bytes + size > bytes_max:
+                    raise LogFull(f"{self.path.name} holds {self.backlog_bytes} bytes back already")
+                self.next_seq += 1
+                self._is_ended = kind == "fin"
+                if self.failure is not None:
+                    continue  # lost; counted by its seq
+                self._queue.append((record, size))
+                self.backlog_bytes += size
+                shared.backlog_bytes += size
+            if not self._queue or not (urgent or self.backlog_bytes >= CALL_UP_BYTES):
+                return
+            self._call_up()
+        shared.serve_here()
 
     async def written(self, seq: int) -> None:
         """Wait until write(2) took record `seq`, and have it written now.
@@ -242,7 +272,7 @@ class SessionLog:
         if FIN_FIELDS & fields.keys():
             raise LogMisuse(f"fin takes {sorted(FIN_FIELDS & fields.keys())} from the recorder")
         record = Record(kind="fin", seq=self.next_seq, at_ns=at_ns, fields=fields)
-        self.put([record], urgent=True, is_last=True)
+        self.append(record, urgent=True, is_own=True)
         await self.written(record.seq)
 
     def abandon(self, reason: str) -> None:
@@ -272,36 +302,6 @@ class SessionLog:
             self._shared.collect(self._leavers)
         self._shared.wake()
 
-    def put(self, records: Sequence[Record], *, urgent: bool, is_last: bool = False) -> None:
-        """Take any records, see `append`; called by the recorder."""
-        shared = self._shared
-        bytes_max = shared.session_bytes_max + RECORD_BYTES_MAX
-        with shared.lock:
-            now = shared.clock()
-            self.queued_at = self.queued_at if self._queue else now
-            self.awaited_at = now if urgent else self.awaited_at
-            for record in records:
-                size = size_bytes(record.fields) + RECORD_OVERHEAD_BYTES
-                if self._is_ended or (shared.is_closing and self.failure is None):
-                    of = f"{record.kind} {record.seq}"
-                    raise LogMisuse(f"{self.path.name} has ended, {of} is too late")
-                if record.seq != self.next_seq:
-                    of = f"{record.kind} has seq {record.seq}"
-                    raise LogMisuse(f"{of}, the next is {self.next_seq}")
-                if self.backlog_bytes + size > bytes_max:
-                    held = f"{self.path.name} holds {self.backlog_bytes} bytes"
-                    raise LogFull(f"{held} back already")
-                self.next_seq += 1
-                self._is_ended = is_last
-                if self.failure is not None:
-                    continue  # lost; counted by its seq
-                self._queue.append((record, size))
-                self.backlog_bytes += size
-                shared.backlog_bytes += size
-            if self._queue and (urgent or self.backlog_bytes >= CALL_UP_BYTES):
-                self._call_up()
-        shared.serve_here()
-
     def take(self, bytes_max: int) -> tuple[list[Record], int]:
         """Take queued records up to `bytes_max` (at least one; all if failed), and their size."""
         with self._shared.lock:
@@ -321,7 +321,8 @@ class SessionLog:
         """Note that write(2) took everything up to `seq`; the recorder calls `wake` then."""
         with self._shared.lock:
             self.written_seq = seq
-            self._shared.collect(self._waiters)
+            if self._waiters:
+                self._shared.collect(self._waiters)
 
     def release(self, size: int) -> bool:
         """Note that `size` bytes were freed; return whether the log must be served again now."""
@@ -329,7 +330,8 @@ class SessionLog:
             self.backlog_bytes -= size
             self._shared.backlog_bytes -= size
             self._is_in_line = self._is_due
-            self._shared.collect(self._shared.room_waiters)
+            if self._shared.room_waiters:
+                self._shared.collect(self._shared.room_waiters)
             return self._is_due
 
     def call_up_if_queued(self, since: float = inf) -> None:
@@ -364,13 +366,13 @@ class SessionLog:
         if not self._is_in_line:
             self._is_in_line = True
             self._shared.called_up.append(self)
-            self._shared.changed.notify()
+            self._shared.ring()
 
     async def _wait(
         self, waiters: list[_Waiter], is_done: Callable[[], bool], seq: float = inf
     ) -> None:
         """Wait until `is_done`; the log is served if it holds back records up to `seq`."""
-        loop = self._shared.loop()
+        loop = self._home or self._shared.loop()
         assert loop is not None, "only a task can wait"
         waiter = _Waiter(is_done=is_done, event=anyio.Event(), loop=loop)
         with self._shared.lock:

@@ -109,7 +109,8 @@ class LogFile:
             if batch is not None and kind in _ALONE:
                 yield from self._write_batch(batch)
                 batch = None
-            framed = self._encode(run)
+            is_plain = len(run) == 1 and kind not in _ALONE
+            framed = [self._encoder.encode(run[0])] if is_plain else self._encode(run)
             size = sum(map(_framed_bytes, framed))
             if size > STEP_BYTES:
                 yield size
@@ -118,8 +119,7 @@ class LogFile:
                 batch, framed = None, self._encode(run)  # it may name its blobs
             if batch is None:
                 batch = Batch(first=run[0])
-            for record, each in zip(run, framed, strict=True):
-                batch.add(record, each)
+            batch.add(run, framed)
             if kind in _ALONE:
                 yield from self._write_batch(batch)
                 batch = None

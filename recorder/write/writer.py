@@ -86,6 +86,8 @@ _LOG: Final = logging.getLogger("antiphon.recorder")
 QUANTUM_BYTES: Final = MIB
 """Bytes of a log's work per turn, some 10 ms: more than a second of a session."""
 
+_FOR_EVER: Final = -1.0
+
 Durability = Literal["none", "interval", "unit"]
 """When fdatasync runs besides at `fin`: never, at intervals, or also after a block with a unit."""
 
@@ -189,7 +191,8 @@ class Recorder:
         """
         file = self._file(path, self._compressor)
         log = self._keep(SessionLog(self._shared, file, on_failure))
-        log.put([Record(kind="session", seq=0, at_ns=at_ns, fields=fields)], urgent=True)
+        head = Record(kind="session", seq=0, at_ns=at_ns, fields=fields)
+        log.append(head, urgent=True, is_own=True)
         return log
 
     def reopen(self, path: Path) -> LogFile:
@@ -241,9 +244,9 @@ class Recorder:
 
     def close(self) -> None:
         """Write everything appended, close all files, end the thread; blocks, is idempotent."""
-        with self._shared.changed:
+        with self._shared.lock:
             self._shared.is_closing = True
-            self._shared.changed.notify()
+            self._shared.ring()
         if self._thread is None:
             self._close_logs()
         else:
@@ -286,12 +289,11 @@ class Recorder:
 
     def _wait_until(self, tick: float) -> None:
         shared = self._shared
-        with shared.changed:
-            while not (shared.called_up or self._had_a_turn or shared.is_closing):
-                wait_s = tick - self._clock() if self._logs else None
-                if wait_s is not None and wait_s <= 0:
-                    return
-                shared.changed.wait(wait_s)
+        while not (shared.called_up or self._had_a_turn or shared.is_closing):
+            wait_s = tick - self._clock() if self._logs else _FOR_EVER
+            if self._logs and wait_s <= 0:
+                return
+            shared.bell.acquire(timeout=wait_s)
 
     def _serve_aged(self) -> None:
         due_at = self._clock() - self._policy.age_s_max
@@ -412,7 +414,7 @@ class Recorder:
 
     def _close_logs(self) -> None:
         """Write what is queued and close every file; on the thread, or after it was told to end."""
-        with self._shared.changed:
+        with self._shared.lock:
             self._shared.is_closing = True
         for log in tuple(self._logs):
             log.call_up_if_queued()

@@ -106,7 +106,6 @@ Mode = Literal["closed", "open", "forced"]
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
 HOLDS: Final = "condition holds: {}"
 JOBS: Final = 4
-LAYOUTS: Final = ("antiphon", "full-duplex-bench")
 RUNS_ONLY: Final = "--model, --out, --jobs, --device and --dtype"
 _PATH: Final = click.Path(path_type=Path)
 
@@ -260,13 +259,6 @@ def _recorded_model(found: list[Path]) -> str:
 @click.option(
     "--record-suite", type=_PATH, metavar="FOLDER", help="Make a suite of the recordings in DIR."
 )
-@click.option(
-    "--layout",
-    type=click.Choice(LAYOUTS),
-    default=LAYOUTS[0],
-    show_default=True,
-    help="Layout of that suite; full-duplex-bench is for that benchmark's own scripts.",
-)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def eval_command(
     *,
@@ -277,7 +269,6 @@ def eval_command(
     as_json: bool,
     suite: bool,
     record_suite: Path | None,
-    layout: str,
     **how: Any,
 ) -> None:
     """Measure the recorded conversations in LOG or below DIR: what was said, and when.
@@ -309,8 +300,7 @@ def eval_command(
     other. The same is true of one on which no model can be run: a chat, or one without the user's
     sound. With --out a run that was killed goes on where it was.
 
-    A --suite has cases in suite.toml: a recording or WAV files each, and what is expected; or it is
-    a folder of Full-Duplex-Bench.
+    A --suite has cases in suite.toml: a recording or WAV files each, and what is expected.
 
     \b
     Examples:
@@ -337,7 +327,7 @@ def eval_command(
     if suite:
         judge_suite(request, files, as_json=as_json)
     if record_suite is not None:
-        make_suite(logs_to_rewrite(request.check(), None), record_suite, layout)
+        make_suite(logs_to_rewrite(request.check(), None), record_suite)
     measure(request, files, as_json=as_json)
 
 
@@ -352,10 +342,9 @@ def measure(request: Request, files: reports.Reports, *, as_json: bool) -> NoRet
     _print(done, met, unknown, as_json=as_json)
 
 
-def make_suite(found: list[Path], folder: Path, layout: str) -> NoReturn:
+def make_suite(found: list[Path], folder: Path) -> NoReturn:
     """Make a suite of recordings, and say which are not in it."""
-    write = suites.write_suite if layout == LAYOUTS[0] else suites.write_bench
-    made, left_out = write(found, folder)
+    made, left_out = suites.write_suite(found, folder)
     for complaint in left_out:
         click.echo(complaint, err=True)
     if not made:
@@ -372,7 +361,7 @@ def judge_suite(request: Request, files: reports.Reports, *, as_json: bool) -> N
         raise click.UsageError(why)
     (folder,) = request.logs
     files.check([])
-    suite, cases = suites.suite_in(folder), list[suites.Verdict]()
+    suite, cases = suites.read_suite(folder), list[suites.Verdict]()
     if request.mode == "closed":
         cases = suites.judged(suite)
     elif request.model is None:

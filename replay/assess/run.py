@@ -63,7 +63,7 @@ from runtime.measures.measure import PAUSE_MS, SPEECH_GAP_MS, Ratio, Scores
 from runtime.measures.placing import Sound
 from runtime.model.backends import base
 from runtime.model.backends.base import Backend
-from runtime.session.identity import Identity
+from runtime.session.setup import Identity
 
 from ..eval.evaluate import DIGITS, Json, Result, Row, measure_log, raw_of, row_of, scores_of
 from ..eval.scores import ForcedSession, lost_in

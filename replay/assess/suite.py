@@ -20,31 +20,17 @@ A suite is made of recordings: a copy of each, and what was so in it as what is 
 whose client asked not to be recorded has no log, so it is in no suite. Of a redacted recording the
 suite has what is left; a comment says that no model can be run on it.
 
-A folder without a manifest is read in the layout of Full-Duplex-Bench, which can be written too:
-
-    TASK/ID/input.wav          the user's sound
-            output.wav         the model's, from the same instant; the data set has none yet
-            output.json        {"text": ..., "chunks": [{"text": WORD, "timestamp": [from, to]}]}
-            pause.json, turn_taking.json, interrupt.json    annotations of v1: the task
-            metadata.json      annotations of v1.5, whose task is the folder's name
-    Daily/Daily.ID/A.wav, B.wav     v2: the examiner, and the model
-
-v1 judges by who takes the turn (TOR): so do these cases (`takes_turn`). v1.5 and v2 ask a language
-model, so their cases are skipped. What is written has folders with numbers, as v1's backchannel
-script needs them, sound at 16 kHz from the session's start, and `turn_taking.json`, which has the
-ends of the user's turns. The words of a piece of sound share its time evenly: it has no other.
+The folders of Full-Duplex-Bench are made such a suite by `examples/full_duplex_bench.py`.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import tomllib
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -56,18 +42,17 @@ from cattrs import Converter, transform_error
 from numpy.typing import NDArray
 
 from protocol.values.limits import NS_PER_S
-from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ
+from protocol.values.model import INPUT_RATE_HZ
 from recorder.format.errors import RecorderError
 from recorder.read.reader import LogReader
 from recorder.write.files import new_file
-from runtime.measures.conversation import TICK_HZ, Conversation, Span, Turns, ns_of
-from runtime.measures.placing import RATE_HZ, Sound, Voice, time_of
+from runtime.measures.conversation import Conversation, Turns
+from runtime.measures.placing import TICK_HZ, Sound, Span, ns_of, time_of
 from runtime.measures.talk import UserSound, UserSpeech
 
 from ..eval.evaluate import Row
 from ..eval.reports import junit_xml
 from ..eval.scores import Facts, Gathering, Lost, takes_turn
-from ..export.sound import to_pcm16
 from ..export.timeline import Moment, Words
 from ..shared.commands import UnusableError, make_folder, reason, unwritable
 from ..shared.page import printable
@@ -368,11 +353,11 @@ def observe(log: Path) -> Observed:
         if isinstance(moment, Words) and moment.voice == "model":
             words.append(moment.text)
 
-    facts, _ = _facts_in(log, take)
+    facts, _ = facts_in(log, take)
     return Observed(talk=facts.conversation, words="".join(words), lost=facts.lost)
 
 
-def _facts_in(log: Path, also: Callable[[Moment], object]) -> tuple[Facts, int]:
+def facts_in(log: Path, also: Callable[[Moment], object]) -> tuple[Facts, int]:
     """Read a recording; return its facts, and when all of its sound is over."""
     with LogReader(log) as reader, Gathering(reader.head.fields, also=also) as gathering:
         for item in reader:
@@ -448,39 +433,25 @@ def write_suite(logs: Iterable[Path], folder: Path) -> tuple[int, list[str]]:
 
     `UnusableError`: the folder cannot be written, or is there.
     """
-    cases: dict[str, str] = {}
-
-    def write(log: Path) -> None:
-        found = observe(log)
-        expected = [*_expected(found)]
-        if not expected:
-            raise ValueError("nothing in it can be expected")
-        if log.name in cases:
-            raise ValueError("another log has its name")
-        _write(folder / log.name, log.read_bytes(), like=log)
-        cases[log.name] = "\n".join(_case(log.name, found, expected))
-
-    made, left_out = _write_each(logs, folder, write)
-    if made:
-        _write(folder / MANIFEST, ("\n\n".join(cases.values()) + "\n").encode())
-    return made, left_out
-
-
-def _write_each(
-    logs: Iterable[Path], folder: Path, write: Callable[[Path], None]
-) -> tuple[int, list[str]]:
-    """Write something of each log into a new folder; return of how many, and why not of others."""
     make_folder(folder)
-    made, left_out = 0, list[str]()
+    cases, left_out = dict[str, str](), list[str]()
     for log in logs:
         try:
-            write(log)
-            made += 1
+            found = observe(log)
+            expected = [*_expected(found)]
+            if not expected:
+                raise ValueError("nothing in it can be expected")
+            if log.name in cases:
+                raise ValueError("another log has its name")
+            _write(folder / log.name, log.read_bytes(), like=log)
+            cases[log.name] = "\n".join(_case(log.name, found, expected))
         except (OSError, RecorderError, ValueError) as error:
             left_out.append(f"{printable(str(log))}: {reason(error)}")
-    if not made:
+    if cases:
+        _write(folder / MANIFEST, ("\n\n".join(cases.values()) + "\n").encode())
+    else:
         folder.rmdir()
-    return made, left_out
+    return len(cases), left_out
 
 
 def _write(target: Path, data: bytes, like: Path | None = None) -> None:
@@ -520,179 +491,3 @@ def _expected(found: Observed) -> Iterator[str]:
 
 def _with_slack(ticks: int) -> float:
     return math.ceil(10 * (ns_of(ticks) / NS_PER_S + SLACK_S)) / 10
-
-
-# -- the layout of Full-Duplex-Bench ---------------------------------------------------------------
-
-
-INPUT: Final = "input.wav"
-OUTPUT: Final = "output.wav"
-TRANSCRIPT: Final = "output.json"
-TURN_TAKING: Final = "turn_taking.json"
-RECORDING: Final = "recording.json"
-"""Which recording it was, which the benchmark does not read."""
-SOUND_S_MAX: Final = 3600
-"""A longer session is not written: both voices are in memory."""
-FILE_BYTES_MAX: Final = 1 << 20
-_TAKES_TURN: Final = {"pause.json": False, TURN_TAKING: True, "interrupt.json": True}
-_JUDGED: Final = "the benchmark judges this task by a language model"
-
-_Floats = NDArray[np.float32]
-
-
-# -- reading it ------------------------------------------------------------------------------------
-
-
-def suite_in(folder: Path) -> Suite:
-    """Read a suite by its manifest; without one, a folder in the benchmark's layout."""
-    cases = () if (folder / MANIFEST).exists() else read_cases(folder)
-    for case in cases:
-        if complaint := case.complaint():
-            raise UnusableError(f"{folder / case.name}: {complaint}")
-    return Suite(folder=folder, cases=cases) if cases else read_suite(folder)
-
-
-def read_cases(folder: Path) -> tuple[Case, ...]:
-    """Read a folder in the layout, of one task or of all; empty if it is in another."""
-    found = sorted(it for name in (INPUT, "A.wav") for it in folder.glob(f"**/{name}"))
-    if len(found) > CASES_MAX:
-        raise UnusableError(f"{folder}: {len(found)} cases: at most {CASES_MAX}")
-    return tuple(_case_of(folder, it.parent, is_v2=it.name != INPUT) for it in found)
-
-
-def _case_of(folder: Path, sample: Path, *, is_v2: bool) -> Case:
-    def path(name: str) -> str:
-        return (sample / name).relative_to(folder).as_posix()
-
-    user, model = map(path, ("A.wav", "B.wav") if is_v2 else (INPUT, OUTPUT))
-    case = Case(name=str(sample.relative_to(folder)), user=user, model=model)
-    if is_v2:
-        return attrs.evolve(case, skipped=_JUDGED)
-    if not (sample / OUTPUT).is_file():
-        return attrs.evolve(case, skipped=f"no {OUTPUT}: no model has answered it yet")
-    files = _TAKES_TURN.keys() & {it.name for it in sample.iterdir()}
-    if (sample / TRANSCRIPT).is_file():
-        case = attrs.evolve(case, transcript=path(TRANSCRIPT))
-    if files:
-        task = min(files)
-        after = _end_of(sample / task) if task == "interrupt.json" else None
-        return attrs.evolve(case, takes_turn=_TAKES_TURN[task], after=after)
-    task = sample.parent.resolve().name
-    if (sample / "metadata.json").is_file():
-        return attrs.evolve(case, skipped=_JUDGED)
-    if "backchannel" in task:
-        return attrs.evolve(case, takes_turn=False)
-    return attrs.evolve(case, skipped=f"{task}: no task of the benchmark")
-
-
-def _end_of(path: Path) -> float:
-    """Read where an interruption ends, in seconds."""
-    try:
-        body = json.loads(_bounded(path, FILE_BYTES_MAX))
-    except (ValueError, RecursionError) as error:
-        raise UnusableError(f"{path}: no JSON") from error
-    try:
-        return float(body[0]["timestamp"][1])
-    except (LookupError, TypeError, ValueError) as error:
-        raise UnusableError(f"{path}: $[0].timestamp: not two numbers") from error
-
-
-# -- writing it ------------------------------------------------------------------------------------
-
-
-def write_bench(logs: Iterable[Path], folder: Path) -> tuple[int, list[str]]:
-    """Write recordings into a new folder; return how many, and why others are not in it.
-
-    Without a recording there is no folder.
-
-    `UnusableError`: the folder cannot be written, or is there.
-    """
-    numbers = count(1)
-
-    def write(log: Path) -> None:
-        files, sample = _files_of(log), folder / str(next(numbers))
-        sample.mkdir()
-        for name, data in files.items():
-            _write(sample / name, data, like=log)
-
-    return _write_each(logs, folder, write)
-
-
-def _files_of(log: Path) -> dict[str, bytes]:
-    """Make the files of a recording; `ValueError` says why it has none."""
-    moments = list[Moment]()
-    facts, end_ns = _facts_in(log, moments.append)
-    if facts.lost:
-        raise ValueError("redacted: the benchmark needs sound and words")
-    if end_ns > SOUND_S_MAX * NS_PER_S:
-        raise ValueError(f"longer than {SOUND_S_MAX} s")
-    chunks = [*chunks_of(moments)]
-    turns = [
-        {
-            "text": "[TURN-TAKING]",
-            "timestamp": [_ms(it.speech.end / TICK_HZ), _ms(it.until / TICK_HZ)],
-        }
-        for it in Turns(facts.conversation).turns
-    ]
-    text = " ".join(it["text"] for it in chunks)
-    return {
-        INPUT: _wav(_voice(moments, "user", end_ns)),
-        OUTPUT: _wav(_voice(moments, "model", end_ns)),
-        TRANSCRIPT: _json({"text": text, "chunks": chunks}),
-        **({TURN_TAKING: _json(turns)} if turns else {}),
-        RECORDING: _json({"recording_id": facts.recording_id, "log": log.name}),
-    }
-
-
-def _json(body: object) -> bytes:
-    return json.dumps(body, ensure_ascii=False, indent=4).encode()
-
-
-def _wav(samples: _Floats) -> bytes:
-    file = io.BytesIO()
-    soundfile.write(file, to_pcm16(samples), INPUT_RATE_HZ, "PCM_16", format="WAV")
-    return file.getvalue()
-
-
-def _voice(moments: Iterable[Moment], voice: Voice, duration_ns: int) -> _Floats:
-    """Make a voice's sound from the session's start to its end, at 16 kHz."""
-    rate_hz = RATE_HZ[voice]
-    made = np.zeros(-(-duration_ns * rate_hz // NS_PER_S), np.float32)
-    for moment in moments:
-        if isinstance(moment, Sound) and moment.voice == voice:
-            made[moment.begin : moment.end] = np.frombuffer(moment.pcm, "<f4")
-    if rate_hz == OUTPUT_RATE_HZ:
-        made = np.asarray(soxr.resample(made, rate_hz, INPUT_RATE_HZ), np.float32)
-    return made
-
-
-def chunks_of(moments: Iterable[Moment]) -> Iterator[dict[str, Any]]:
-    """Give the model's words that have sound, each with its time in seconds."""
-    last: dict[str, Any] | None = None
-    goes_on, response = False, ""
-    for moment in moments:
-        if not (
-            isinstance(moment, Words) and moment.voice == "model" and moment.end_ns is not None
-        ):
-            continue
-        words = moment.text.split()
-        took_ns = (moment.end_ns - moment.begin_ns) / max(len(words), 1)
-        for number, word in enumerate(words):
-            begin_ns = moment.begin_ns + number * took_ns
-            end_s = _ms((begin_ns + took_ns) / NS_PER_S)
-            is_same = goes_on and number == 0 and response == moment.response_id
-            if last is not None and is_same and not moment.text[0].isspace():
-                last["text"] += word  # a word that its pieces share
-                last["timestamp"][1] = end_s
-                continue
-            if last is not None:
-                yield last
-            last = {"text": word, "timestamp": [_ms(begin_ns / NS_PER_S), end_s]}
-        if words:
-            goes_on, response = not moment.text[-1].isspace(), moment.response_id
-    if last is not None:
-        yield last
-
-
-def _ms(seconds: float) -> float:
-    return round(seconds, 3)

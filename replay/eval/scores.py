@@ -32,13 +32,20 @@ from protocol.values.modes import OF_MODE, Mode, Work
 from recorder.format.mapping import EVENT_KINDS
 from recorder.format.records import Fields, Record
 from recorder.read.scan import Damage
-from runtime.measures import conversation
 from runtime.measures import measure as limits
-from runtime.measures.conversation import Conversation, Span, ns_of, ratio, times
+from runtime.measures.conversation import Conversation, ratio, talk_scores, times
 from runtime.measures.measure import Ratio, Scores, Times, Total, Value
-from runtime.measures.placing import Sound, time_of
-from runtime.measures.talk import SpeechSource, Talk, UserSound, UserSpeech
-from runtime.measures.tools import CallStory, tool_scores
+from runtime.measures.placing import (
+    TICK_HZ,
+    TICKS_PER_MS,
+    Sound,
+    Span,
+    joined,
+    ns_of,
+    shared,
+    time_of,
+)
+from runtime.measures.talk import CallStory, SpeechSource, Talk, UserSound, UserSpeech, tool_scores
 from runtime.model.backends.base import ForcedResult, Leaning
 from runtime.telemetry import catalogue as c
 from runtime.telemetry.meters import Instruments, ModeInstruments, UnitMeter
@@ -370,7 +377,7 @@ def score(facts: Facts) -> Scores:
 
 def conversation_scores(talk: Conversation) -> dict[str, Value | None]:
     """Measure two voices."""
-    return {**conversation.talk_scores(talk), **benchmark_scores(talk)}
+    return {**talk_scores(talk), **benchmark_scores(talk)}
 
 
 def service_scores(facts: Facts) -> dict[str, Value | None]:
@@ -411,8 +418,8 @@ def _chat(answers: Iterable[Answer]) -> dict[str, Value | None]:
 def benchmark_scores(talk: Conversation) -> dict[str, Value | None]:
     """Measure two voices as the benchmark does; None where it has nothing to measure."""
     takes = takes_turn(talk.model, sum(text.words for text in talk.texts))
-    user = conversation.joined(talk.user, limits.FDB_USER_GAP_MS * conversation.TICKS_PER_MS + 1)
-    model = conversation.joined(talk.model, limits.FDB_MODEL_GAP_MS * conversation.TICKS_PER_MS + 1)
+    user = joined(talk.user, limits.FDB_USER_GAP_MS * TICKS_PER_MS + 1)
+    model = joined(talk.model, limits.FDB_MODEL_GAP_MS * TICKS_PER_MS + 1)
     latency = None
     if takes and len(talk.user) == 1:
         end = talk.user[0].end
@@ -422,7 +429,7 @@ def benchmark_scores(talk: Conversation) -> dict[str, Value | None]:
     return {
         "fdb_v1_take_over_rate": Ratio(int(takes), 1) if talk.user else None,
         "fdb_v1_latency": latency,
-        "fdb_v1_5_stop_latency": _shortest(conversation.shared(user, model)),
+        "fdb_v1_5_stop_latency": _shortest(shared(user, model)),
         "fdb_v1_5_response_latency": _shortest(gaps),
     }
 
@@ -432,7 +439,7 @@ def takes_turn(model: Sequence[Span], words: int) -> bool:
     if not model:
         return False
     ticks = model[-1].end - model[0].begin
-    return ticks >= limits.FDB_SHORT_MS * conversation.TICKS_PER_MS or words > limits.FDB_WORDS_MAX
+    return ticks >= limits.FDB_SHORT_MS * TICKS_PER_MS or words > limits.FDB_WORDS_MAX
 
 
 def _shortest(spans: Iterable[Span]) -> Times | None:
@@ -449,7 +456,7 @@ def _shortest(spans: Iterable[Span]) -> Times | None:
 # -- a forced session ------------------------------------------------------------------------------
 
 
-OVERLAP_MIN: Final = limits.OVERLAP_MS_MIN * conversation.TICKS_PER_MS
+OVERLAP_MIN: Final = limits.OVERLAP_MS_MIN * TICKS_PER_MS
 MICRO: Final = 1_000_000
 """Logits inside are in millionths."""
 NANO: Final = 1_000_000_000
@@ -530,7 +537,7 @@ class ForcedSession:
 
 def _is_spoken_over(index: int, spoken: Iterable[Span]) -> bool:
     """Whether the user speaks for `OVERLAP_MIN` in a unit."""
-    second = Span(index * conversation.TICK_HZ, (index + 1) * conversation.TICK_HZ)
+    second = Span(index * TICK_HZ, (index + 1) * TICK_HZ)
     return sum(second.overlap(span) for span in spoken) >= OVERLAP_MIN
 
 

@@ -51,7 +51,7 @@ from recorder.format.steps import Step
 from recorder.read.scan import Damage
 from runtime.measures import placing
 from runtime.measures.placing import Line, Positions, Sound, Stretch, Voice
-from runtime.measures.tools import CallStory
+from runtime.measures.talk import CallStory
 
 from ..rerun.logic import Replayer
 from ..story.exchanges import asked_texts, calls_text
@@ -559,7 +559,7 @@ class Timeline:
                 self._speak(text, b"", response_id)
                 return
         is_stop = isinstance(message, ms.Interrupted) or (
-            isinstance(message, oa.ReplyState) and message.reply.status == "cancelled"
+            isinstance(message, oa.ReplyState) and message.response.status == "cancelled"
         )
         if type(message) not in _NOTES and not is_stop:
             return

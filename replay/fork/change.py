@@ -36,7 +36,7 @@ from protocol.values.errors import FieldError, LocalProtocolError
 from protocol.values.limits import APPEND_SAMPLES_MIN
 from protocol.values.requests import Append, BadPicture, Init, Request
 from protocol.wire.codec import parse_frame
-from protocol.wire.dialects.base import Dialect
+from protocol.wire.table import Dialect
 from runtime.settings.settings import nearest
 
 from ..story.wire import Wire

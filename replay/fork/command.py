@@ -35,8 +35,8 @@ from recorder.write.writer import Recorder, RecorderPolicy
 from runtime.commands.interrupts import run
 from runtime.media.sound import AudioFileError, read_wav
 from runtime.model.backends.base import Backend, BackendInfo
-from runtime.session.identity import Identity, SystemIdentities
 from runtime.session.journal import Journal
+from runtime.session.setup import Identity, SystemIdentities
 
 from ..diff import DiffReport, diff_lines, read_and_compare
 from ..rerun.difference import label

@@ -49,7 +49,6 @@ from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.format.records import Record
 from recorder.format.steps import Step, fin_fields
 from recorder.read.scan import Damage
-from runtime.link.calls import HeldModel, failure_of
 from runtime.model.backends import base
 from runtime.session.journal import Journal
 
@@ -235,7 +234,7 @@ class ForkedModel:
         self._at: Final = at
         self._anyway: Final = anyway
         self._now_ns = 0
-        self._model: Final = HeldModel(backend=backend, slot=0, now_ns=lambda: self._now_ns)
+        self._model: Final = base.HeldModel(backend=backend, slot=0, now_ns=lambda: self._now_ns)
         self._has_run = False
         self._closing: ef.StartFinalize | ef.Rollback | None = None
         self._interrupted = -1
@@ -269,7 +268,7 @@ class ForkedModel:
         except base.BackendGone as error:
             raise change.CannotForkError(f"the model is lost in {name}: {error}") from error
         except base.BackendError as error:
-            failed = failure_of(due.effect, error, self._now_ns)
+            failed = base.failure_of(due.effect, error, self._now_ns)
             assert failed is not None, f"{name} cannot fail"
             return failed
         except change.CannotForkError:

@@ -30,8 +30,7 @@ from protocol.values.utf8 import Frame, Utf8Text
 from protocol.wire import kinds as k
 from protocol.wire.codec import DATA_URL, parse_frame
 from protocol.wire.dialects import DIALECTS
-from protocol.wire.dialects.chat import TURN_BASED
-from protocol.wire.dialects.realtime import FULL_DUPLEX
+from protocol.wire.dialects.realtime import FULL_DUPLEX, TURN_BASED
 from protocol.wire.dialects.shared import OPENAI_SESSIONS
 from protocol.wire.kinds import Kind as FieldKind
 from protocol.wire.table import Field, Object, Table, tables_in, walk

@@ -2,7 +2,7 @@
 
 Rules:
 - The model's inputs are the effects of logic replay. Each call has one shape, whatever it computes
-  (`runtime.link.calls`): it is made again where the log has its result, and compared with that.
+  (`HeldModel`): it is made again where the log has its result, and compared with that.
 - The environment's part stays as recorded: a call without a result is not made, and an opening or a
   unit that failed is not run again, since its rollback left no trace. A unit or a turn is cut where
   its recording was cut.
@@ -42,8 +42,15 @@ from recorder.format.records import Fields, Record
 from recorder.format.steps import Step
 from recorder.read.past import PastUnits, voiced
 from recorder.read.scan import Damage
-from runtime.link.calls import HeldModel
-from runtime.model.backends.base import Backend, Choice, Forced, ForcedResult, Forces, Rebuilds
+from runtime.model.backends.base import (
+    Backend,
+    Choice,
+    Forced,
+    ForcedResult,
+    Forces,
+    HeldModel,
+    Rebuilds,
+)
 
 from ..shared.commands import Watch, unwatched
 from ..shared.fields import below, typed

@@ -19,7 +19,7 @@ from recorder.format.records import Fields, Record
 from recorder.read.scan import Damage
 from recorder.storage.marks import Marks
 from recorder.storage.summary import WALL_MS_MAX, session_id_in
-from runtime.measures.tools import CallStory
+from runtime.measures.talk import CallStory
 
 from ..rerun.environment import model_of
 from ..rerun.logic import Replayer

@@ -33,7 +33,7 @@ from recorder.format.records import Fields, Record
 from recorder.format.steps import Step
 from recorder.read.reader import RESTARTED
 from recorder.read.scan import Damage
-from runtime.measures.tools import CallStories, CallStory
+from runtime.measures.talk import CallStories, CallStory
 
 from ..rerun.difference import label
 from ..rerun.logic import Replayer

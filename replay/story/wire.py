@@ -21,10 +21,9 @@ from protocol.values.openai import Configured, InputStep
 from protocol.values.requests import Append, ClientMessage, Request
 from protocol.values.utf8 import Frame
 from protocol.wire.audio import LIVE_RATE_HZ, Resampler, compress, lag_of, to_pcm16
-from protocol.wire.codec import parse_frame
-from protocol.wire.dialects import OPENAI_TRANSCRIPTION, REALTIME, first_dialect
-from protocol.wire.dialects.base import Context, Dialect, Json
-from protocol.wire.dialects.opening import OPENING, choose
+from protocol.wire.codec import Context, Json, parse_frame
+from protocol.wire.dialects import OPENAI_TRANSCRIPTION, OPENING, REALTIME, choose, first_dialect
+from protocol.wire.table import Dialect
 from runtime.measures.talk import ClientSound, Piece
 
 SOUND_ENDS: Final = "output_audio.delta"

@@ -6,7 +6,7 @@ The page is the plain files of `page/`, and the session's data, in one HTML:
 
 - The file makes no requests. Its policy (`PAGE_CSP`, in the file as well) allows its own script and
   style by their hashes, and sound and pictures that it makes itself; nothing else. The page that a
-  server sends (`page_marked`) may ask that server, and make no markup of text (`ACTING_CSP`).
+  server sends (`later`) may ask that server, and make no markup of text (`ACTING_CSP`).
 - Data from a log stands only in data blocks, as JSON in ASCII without `<`, `>` and `&`: no text can
   end a block, and lone surrogates are escapes. The page's script shows it as text.
 - Chunks come while the log is read; the caller may stop writing at any time.
@@ -24,8 +24,8 @@ import re
 import sys
 import time
 import webbrowser
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import cache, partial
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
 from importlib.resources import files
 from itertools import chain
 from pathlib import Path
@@ -47,7 +47,7 @@ from ..eval.scores import gather, score
 from ..export.formats import opened
 from ..export.timeline import Moment, Words
 from ..library.text import replay_lines
-from ..redact.content import Kind, Policy
+from ..redact.content import KINDS, Kind, Policy
 from ..redact.redaction import Redaction, rehearse
 from ..rerun.logic import Replayer
 from ..rerun.remake import head_record, pieces_of
@@ -57,9 +57,6 @@ from ..shared.page import escaped, head_of, policy_of, style_with
 from ..shared.recordings import RecordingType, page_next_to, show_bytes
 from .parts import Json, Part
 from .story import Comparison, Narrator, Open, compared_with, comparison_of
-
-Make = Callable[[Fields, Iterable[Record | Damage]], Iterator[bytes]]
-"""Makes a view while a log is read, given its head's fields, its records in order and damage."""
 
 SCRIPTS: Final = (
     *("data.js", "format.js", "scale.js", "waveform.js", "paint.js", "talk.js"),
@@ -83,15 +80,18 @@ def page_of(
     *,
     replayed: bool = False,
     comparison: Comparison | None = None,
+    beside: tuple[Open, Open, str] | None = None,
     later: Mapping[str, Json] | None = None,
 ) -> Iterator[bytes]:
     """Write a session as a page, while its log is read from its start; yield parts in UTF-8.
 
     `head` holds the fields of the log's `session` record, `items` its records in order and its
-    damage. If `replayed`, findings of logic replay are shown even if there are none. `later` has
-    the marks next to the log: `marks`, `damaged`, and for a server's page `writes`. `OSError`: the
-    log cannot be read any further.
+    damage. If `replayed`, findings of logic replay are shown even if there are none. `beside` has
+    what opens this log and another one, to show where that differs, and its name. `later` has the
+    marks next to the log: `marks`, `damaged`, and for a server's page `writes`. `OSError`: the log
+    cannot be read any further.
     """
+    comparison = compared_with(*beside) if beside is not None else comparison
     policy = ACTING_CSP if later and "writes" in later else PAGE_CSP
     name = str(head.get("recording_id"))[:NAME_CHARS_MAX]
     body = _asset("index.html").replace("{{script}}", _script()).replace("{{name}}", escaped(name))
@@ -104,16 +104,6 @@ def page_of(
             yield from map(_block, narrator.narrate(item))
         yield from map(_block, narrator.conclude(replayed=replayed, comparison=comparison))
     yield after.encode()
-
-
-def page_beside(one: Open, other: Open, name: str) -> Make:
-    """Compare two logs, and return `page_of` with the places at which `other` differs."""
-    return partial(page_of, comparison=compared_with(one, other, name))
-
-
-def page_marked(later: Mapping[str, Json]) -> Make:
-    """Return `page_of` with the marks next to the log."""
-    return partial(page_of, later=later)
 
 
 def _block(part: Part) -> bytes:
@@ -140,38 +130,35 @@ PAGE_CSP: Final = policy_of(_style(), _script())
 ACTING_CSP: Final = (
     f"{PAGE_CSP}; connect-src 'self'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""The policy of `page_marked`."""
+"""The policy of a server's page, with the marks next to the log."""
 
 
 # -- redacted copies -------------------------------------------------------------------------------
 
 
-def log_without(open_: Open, kinds: Collection[str]) -> Make:
-    """Return what makes a log without these kinds of content (`KINDS`) of both sides.
+def redacted_log(
+    head: Fields, items: Iterable[Record | Damage], *, open_: Open, kinds: Collection[str] | None
+) -> Iterator[bytes]:
+    """Write a log without these kinds of content (`KINDS`, None: all) of both sides.
 
-    It raises `RedactError` if the log is damaged, or the session takes another course.
+    `RedactError`: the log is damaged, or the session takes another course.
     """
-
-    def make(head: Fields, items: Iterable[Record | Damage]) -> Iterator[bytes]:
-        yield from pieces_of(_redacted(open_, kinds, head, items)[1])
-
-    return make
+    yield from pieces_of(_redacted(open_, kinds, head, items)[1])
 
 
-def page_without(open_: Open, kinds: Collection[str]) -> Make:
-    """Return what makes the page of such a log."""
-
-    def make(head: Fields, items: Iterable[Record | Damage]) -> Iterator[bytes]:
-        yield from page_of(*_redacted(open_, kinds, head, items))
-
-    return make
+def redacted_page(
+    head: Fields, items: Iterable[Record | Damage], *, open_: Open, kinds: Collection[str] | None
+) -> Iterator[bytes]:
+    """Write the page of such a log."""
+    yield from page_of(*_redacted(open_, kinds, head, items))
 
 
 def _redacted(
-    open_: Open, kinds: Collection[str], head: Fields, items: Iterable[Record | Damage]
+    open_: Open, kinds: Collection[str] | None, head: Fields, items: Iterable[Record | Damage]
 ) -> tuple[Fields, Iterator[Record]]:
     """Return the fields of the redacted head, and the records of the redacted log."""
-    policy = Policy(kinds=frozenset(cast("Collection[Kind]", kinds)))
+    chosen = KINDS if kinds is None else cast("Collection[Kind]", kinds)
+    policy = Policy(kinds=frozenset(chosen))
     with LogReader(open_()) as reader:
         first = head_record(rehearse(head, reader, policy).head)
     return first.fields, chain([first], Redaction(policy).records(items))
@@ -186,43 +173,42 @@ CHARS_MAX: Final = 200_000
 """Of all words: an hour of speech has a third of them."""
 
 
-def digest_of(head: Fields, items: Iterable[Record | Damage]) -> Iterator[bytes]:
+def digest_of(
+    head: Fields, items: Iterable[Record | Damage], *, beside: tuple[Open, Open, str] | None = None
+) -> Iterator[bytes]:
     """Read a session, given the fields of its `session` record; yield one JSON object, at its end.
 
     `said` holds passages of one turn, `{voice, at_ms, text}` in order; `measures` the recording's
-    own values by name, in the units of their table.
+    own values by name, in the units of their table. With `beside`, the object is where two logs
+    first differ, and counts.
     """
+    if beside is not None:
+        yield json.dumps(_difference(*beside)).encode()
+        return
     passages = _Passages()
     measures = own_values(score(gather(head, items, passages.take)))
     yield json.dumps({"said": passages.found, "measures": measures}, allow_nan=False).encode()
 
 
-def difference_beside(one: Open, other: Open, _name: str) -> Make:
-    """Return what compares two logs; yields one JSON object: where they first differ, and counts.
-
-    `first` holds `what`, `index`, `fields`, `here` and `there`; it is null if both are the same.
-    """
-
-    def make(_head: Fields, _items: Iterable[Record | Damage]) -> Iterator[bytes]:
-        with LogReader(one()) as a, LogReader(other()) as b:
-            report = compare(a.head.fields, a, b.head.fields, b)
-        first = report.first
-        comparison = {
-            "first": first
-            and {
-                "what": first.what,
-                "index": first.index,
-                "fields": first.fields,
-                "here": first.in_a,
-                "there": first.in_b,
-            },
-            "differences": report.parting_count,
-            "compared": report.compared,
-            "same": report.same,
-        }
-        yield json.dumps(comparison).encode()
-
-    return make
+def _difference(one: Open, other: Open, _name: str) -> dict[str, Json]:
+    """Compare two logs; `first` is null if both are the same."""
+    with LogReader(one()) as a, LogReader(other()) as b:
+        report = compare(a.head.fields, a, b.head.fields, b)
+    first = report.first
+    return {
+        "first": None
+        if first is None
+        else {
+            "what": first.what,
+            "index": first.index,
+            "fields": first.fields,
+            "here": first.in_a,
+            "there": first.in_b,
+        },
+        "differences": report.parting_count,
+        "compared": report.compared,
+        "same": report.same,
+    }
 
 
 class _Passages:

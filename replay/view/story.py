@@ -25,9 +25,9 @@ from protocol.values import events as ev
 from recorder.format.records import Fields, Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage, OpenSource
-from runtime.measures.conversation import Span, Turns, ns_of, shared
+from runtime.measures.conversation import Turns
 from runtime.measures.measure import NEAR_TIE_LOGITS
-from runtime.measures.placing import VOICES, Sound, Voice
+from runtime.measures.placing import VOICES, Sound, Span, Voice, ns_of, shared
 
 from ..diff import DiffReport, Parting, compare
 from ..eval.evaluate import own_values

@@ -336,7 +336,7 @@ class Admitted:
         return self.principal
 
 
-class Gate:
+class AccessControl:
     """The checks of one server; `keys` of None asks for no key.
 
     `clock` gives seconds, `wall_clock` Unix time. The handler of a `Denied` notes it in `denials`.
@@ -441,14 +441,16 @@ class Gate:
         return None if name and self._keys is None else self.find_named(name)
 
 
-def open_gate(settings: Settings, *, clock: Callable[[], float] = anyio.current_time) -> Gate:
+def open_gate(
+    settings: Settings, *, clock: Callable[[], float] = anyio.current_time
+) -> AccessControl:
     """Make the gate of the settings; reads the key file. `clock` gives seconds.
 
     `KeyFileError`: the keys cannot be read; `ValueError`: an origin is invalid.
     """
     keys = None if settings.keys is None else KeyRing(settings.keys)
     origins = read_origins(settings.origins, has_keys=keys is not None, host=settings.host)
-    return Gate(keys, origins, clock=clock)
+    return AccessControl(keys, origins, clock=clock)
 
 
 def require_admin(principal: Key) -> None:

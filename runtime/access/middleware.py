@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..net.http import LIVE_PATH, error_for, json_response
-from .gate import Denials, Denied, Gate, Headers
+from .gate import AccessControl, Denials, Denied, Headers
 from .keys import Key
 
 CALLS_PATH: Final = "/v1/realtime/calls"
@@ -56,7 +56,7 @@ class AccessMiddleware:
     """An application behind the gate; `secure`: TLS ends here; `is_public` paths need no key."""
 
     _app: ASGIApp
-    _gate: Gate
+    _gate: AccessControl
     _secure: bool = attrs.field(default=False, kw_only=True)
     _is_public: Callable[[str], bool] = attrs.field(default=lambda _: False, kw_only=True)
 

@@ -10,8 +10,8 @@ from typing import Any, Final, NoReturn
 import anyio
 import orjson
 
+from ..net.connection import OnMessages, WebSocketClosed, deliver_received
 from ..net.http import CodedError
-from ..net.websocket import OnMessages, WebSocketClosed, deliver_received
 
 FRAMES_MAX: Final = 64
 """Between the session and its client; then the session's writer waits, as for a slow socket."""

@@ -48,7 +48,7 @@ from ..access.middleware import principal_of
 from ..media.decoder import Client, MediaDecoder
 from ..media.values import MediaError
 from ..net.http import CodedError, bad_request, error_for, json_response
-from ..session.rate_limiter import RateLimiter
+from ..net.limits import LargeMessageLimiter
 from ..settings.settings import MIB, Settings
 from . import completions, transcriptions
 from .local_client import RETRY, LocalClient
@@ -137,7 +137,7 @@ class OpenAIApi:
         self._begin = begin
         self._check = check
         self._decoder = decoder
-        self._limiter = RateLimiter()
+        self._limiter = LargeMessageLimiter()
         self._speech_s_max = min(
             SPEECH_S_MAX, settings.transcription_buffer_mb * MIB // BYTES_PER_S
         )

@@ -26,7 +26,7 @@ Files are read in threads. A list is made again only after ten times as long as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from http import HTTPStatus
@@ -313,11 +313,10 @@ class Recordings:
             return RedirectResponse(f"/api/recordings/{following}/view", HTTPStatus.SEE_OTHER)
         views, beside = self._views_here(), await self._beside(request, info)
         if beside is not None:
-            return await views.answer(request, info, "page", make_of=beside)
+            return await views.answer(request, info, "page", beside=beside)
         marks = await rq.in_thread(partial(read_marks, self.marks_path(info)))
         shown = vw.page_marks(marks, principal_of(request), is_open=summary.state == "open")
-        make_of = partial(vw.make_marked, shown)
-        return await views.answer(request, info, "page", make_of=make_of, acts=True)
+        return await views.answer(request, info, "page", later=shown)
 
     def _lead_to_console(self, request: Request, info: LogInfo, direction: str) -> Response:
         """Lead to the console's list, or where a conversation begins from a unit of this one."""
@@ -328,24 +327,22 @@ class Recordings:
         place = "recordings" if direction == "list" else f"talk/{info.recording_id}{before}"
         return RedirectResponse(f"{self._console}#{place}", HTTPStatus.SEE_OTHER)
 
-    async def _beside(
-        self, request: Request, info: LogInfo
-    ) -> Callable[[vw.Viewer], vw.Make] | None:
-        """What compares a log with the one that `?diff=` names; None where it names none."""
+    async def _beside(self, request: Request, info: LogInfo) -> tuple[vw.Open, vw.Open, str] | None:
+        """The log, and the one that `?diff=` names; None where it names none."""
         other = request.query_params.get("diff")
         if other is None:
             return None
         found = await self.find(other, principal_of(request))
         if found is None:
             raise HTTPException(HTTPStatus.NOT_FOUND, f"{NO_RECORDING} to compare with")
-        return partial(vw.make_beside, info, found[1])
+        return info.open, found[1].open, found[1].recording_id
 
     async def _send_digest(self, request: Request) -> Response:
         rq.check_names(request, DIGEST_PARAMETERS)
         _, info = await self.found(request)
         beside = await self._beside(request, info)
         if beside is not None:
-            return await self._views_here().answer(request, info, "digest", make_of=beside)
+            return await self._views_here().answer(request, info, "digest", beside=beside)
         index = None if self._listing is None else self._listing.index
         assert index is not None
         views, known = (
@@ -353,8 +350,8 @@ class Recordings:
             await rq.in_thread(partial(index.digest_of, info, VERSION)),
         )
         if known is None:
-            make_of = partial(vw.make_kept, partial(index.keep_digest, info, VERSION))
-            return await views.answer(request, info, "digest", make_of=make_of)
+            keep = partial(index.keep_digest, info, VERSION)
+            return await views.answer(request, info, "digest", keep=keep)
         with ExitStack() as opening:
             file = rq.InMemory(known, "application/json")
             return rq.send_file(request, file, opening, {}, media_type=file.media_type)
@@ -368,11 +365,12 @@ class Recordings:
         info = await self._ended(request)
         is_page = rq.read_choice(request, "as", ("log", "page")) == "page"
         kinds = request.query_params.get("kinds")
-        make_of = partial(vw.make_without, info, None if kinds is None else kinds.split(","))
         name = f"{info.recording_id}.redacted{'.html' if is_page else SUFFIX}"
         headers = {"Content-Disposition": f'attachment; filename="{name}"'}
         view: vw.ViewName = "redacted-page" if is_page else "redacted-log"
-        return await self._views_here().answer(request, info, view, headers, make_of)
+        chosen = None if kinds is None else kinds.split(",")
+        without: vw.Asked = {"open_": info.open, "kinds": chosen}
+        return await self._views_here().answer(request, info, view, headers, **without)
 
     async def _send_sound(self, request: Request) -> Response:
         _, info = await self.found(request)

@@ -31,9 +31,9 @@ from protocol.values.requests import AppendSound, Request
 from protocol.values.utf8 import Frame
 from protocol.wire.audio import LIVE_RATE_HZ, Resampler, to_pcm16
 from protocol.wire.codec import Context, Value, encode_base64, parse_frame
-from protocol.wire.dialects import LIVE, live
-from protocol.wire.dialects.base import refusal
+from protocol.wire.dialects import LIVE, live, openai_shared
 from protocol.wire.dialects.shared import SESSION_CLOSED, SESSION_REPLACED, SESSION_RESUMABLE
+from protocol.wire.table import refusal
 from recorder.read.scan import Damage
 
 from .tail import Item
@@ -164,7 +164,7 @@ def refused(frame: Frame) -> str:
         code=error.code, message=error.message, client_event_id=str(event_id) if named else ""
     )
     (answer,) = LIVE.encode(report)
-    return answer.replace(live.EVENT, f'"event_id":"{_event_id()}"', 1)
+    return answer.replace(openai_shared.EVENT, f'"event_id":"{_event_id()}"', 1)
 
 
 def _written(body: Mapping[str, Any]) -> str:

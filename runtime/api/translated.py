@@ -10,7 +10,7 @@ import orjson
 
 from protocol.values.utf8 import Received
 
-from ..net.websocket import OnMessages, WebSocket
+from ..net.connection import OnMessages, WebSocket
 
 
 class Translation(Protocol):

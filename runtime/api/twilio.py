@@ -42,7 +42,7 @@ from protocol.values.errors import FrameError
 from protocol.values.utf8 import Received, Shortened
 from protocol.wire.codec import parse_frame
 
-from ..access.gate import Admitted, Denied, Gate, Headers, values_of
+from ..access.gate import AccessControl, Admitted, Denied, Headers, values_of
 from .requests import check_names, read_body
 from .translated import dump
 
@@ -106,7 +106,7 @@ def is_signed(
 class Twilio:
     """The door for calls; `token` is Twilio's auth token, or empty."""
 
-    def __init__(self, gate: Gate, token: str) -> None:
+    def __init__(self, gate: AccessControl, token: str) -> None:
         self._gate = gate
         self._token = token
 

@@ -8,23 +8,22 @@ temporary folder (`TMPDIR`), and disappears with the view, even if the server is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from hashlib import sha256
 from http import HTTPStatus
 from tempfile import SpooledTemporaryFile
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypedDict, Unpack
 
 import attrs
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from recorder.format.records import Fields, Record
 from recorder.read.reader import LogReader
-from recorder.read.scan import Damage, OpenSource
+from recorder.read.scan import OpenSource
 from recorder.storage.marks import Marks
 from recorder.storage.store import LogInfo
 
@@ -67,12 +66,25 @@ _SANDBOX: Final = f"{_ACTING}; sandbox allow-scripts allow-downloads"
 ViewName = Literal["page", "sound", "digest", "replay", "redacted-log", "redacted-page"]
 
 
-Make = Callable[[Fields, Iterable[Record | Damage]], Iterator[bytes]]
+Make = Callable[..., Iterator[bytes]]
+"""Makes a view in pieces, none of them empty, from a log's head, its items, and `Asked` by name."""
 Open = Callable[[], OpenSource]
 
 
-def _nothing(_head: Fields, _items: Iterable[Record | Damage]) -> Iterator[bytes]:
-    return iter(())
+class Asked(TypedDict, total=False):
+    """What is asked of a view besides the log.
+
+    Attributes:
+        beside: another session: what opens this log and the other, and the other's name. A page
+            shows the differences too; a digest has them instead.
+        later: the marks next to the log, as `page_marks` has them.
+        open_: opens the log another time, for a copy without `kinds` of content; None: all kinds.
+    """
+
+    beside: tuple[Open, Open, str]
+    later: Mapping[str, Any]
+    open_: Open
+    kinds: Collection[str] | None
 
 
 @attrs.frozen(kw_only=True)
@@ -80,29 +92,20 @@ class Viewer:
     """Makes one view of a log.
 
     Attributes:
-        pieces_of: makes the view in pieces, none of them empty, from a log's head and items.
         head_of: the bytes that stand before the pieces, by the length of all pieces.
         media_type: of the view.
         policy: the `Content-Security-Policy` of a page; empty for other views.
+        acting_policy: that of a page with marks, which may ask its server.
         refuses: raised for a session that it cannot show; the client gets their text.
-        pieces_beside: as `pieces_of`, with the differences from another session (of a digest, them
-            instead): from what opens the log and the other, and the other's name; None where the
-            view shows none.
-        pieces_marked: as `pieces_of`, with the marks next to the log, as `page_marks` has them.
-        acting_policy: the policy of such a page, which may ask its server.
-        pieces_without: as `pieces_of`, without some kinds of content, from what opens the log.
-        kinds: those kinds.
+        kinds: the kinds of content that it can leave out.
     """
 
-    pieces_of: Make = _nothing
+    pieces_of: Make
     head_of: Callable[[int], bytes] = lambda _: b""
     media_type: str
     policy: str = ""
-    refuses: tuple[type[Exception], ...] = ()
-    pieces_beside: Callable[[Open, Open, str], Make] | None = None
-    pieces_marked: Callable[[Mapping[str, Any]], Make] | None = None
     acting_policy: str = ""
-    pieces_without: Callable[[Open, Collection[str]], Make] | None = None
+    refuses: tuple[type[Exception], ...] = ()
     kinds: Collection[str] = ()
 
 
@@ -121,29 +124,6 @@ BOUNDS: Final[Mapping[ViewName, tuple[int, int, int]]] = {
 """Of one kind of view: those that are made or sent at once, also for one key, and their bytes."""
 
 
-def make_kept(keep: Callable[[bytes], None], viewer: Viewer) -> Make:
-    """Make a digest, and keep it once it is whole."""
-
-    def make(head: Fields, items: Iterable[Record | Damage]) -> Iterator[bytes]:
-        whole = b"".join(viewer.pieces_of(head, items))
-        keep(whole)  # also for a client that left meanwhile, and asks again
-        yield whole
-
-    return make
-
-
-def make_beside(info: LogInfo, other: LogInfo, viewer: Viewer) -> Make:
-    """Show where another recording differs."""
-    assert viewer.pieces_beside is not None
-    return viewer.pieces_beside(info.open, other.open, other.recording_id)
-
-
-def make_marked(marks: Mapping[str, Any], viewer: Viewer) -> Make:
-    """Show the marks next to a log, and take more."""
-    assert viewer.pieces_marked is not None
-    return viewer.pieces_marked(marks)
-
-
 def page_marks(found: Marks, principal: Key, *, is_open: bool) -> dict[str, Any]:
     """Return the marks next to a log for a page, and what its user may do: plain JSON.
 
@@ -158,14 +138,6 @@ def page_marks(found: Marks, principal: Key, *, is_open: bool) -> dict[str, Any]
         "writes": "log" if is_open else "file",
         "asks_key": bool(principal.name),
     }
-
-
-def make_without(info: LogInfo, kinds: Sequence[str] | None, viewer: Viewer) -> Make:
-    """Leave out these kinds of content, None: all; `HTTPException` for unknown ones."""
-    if kinds is not None and not set(kinds) <= set(viewer.kinds):
-        raise wrong("kinds", f"some of {','.join(viewer.kinds)}")
-    assert viewer.pieces_without is not None
-    return viewer.pieces_without(info.open, viewer.kinds if kinds is None else kinds)
 
 
 class Views:
@@ -186,16 +158,15 @@ class Views:
         info: LogInfo,
         name: ViewName,
         headers: Mapping[str, str] = MappingProxyType({}),
-        make_of: Callable[[Viewer], Make] = lambda viewer: viewer.pieces_of,
-        *,
-        acts: bool = False,
+        keep: Callable[[bytes], object] | None = None,
+        **asked: Unpack[Asked],
     ) -> Response:
         """Make a view of a log, and an answer that sends it, with more headers.
 
-        `make_of` chooses, in a thread, what of the viewer makes it; `acts`: the page may ask.
+        `keep` is called in a thread with a view that is whole.
 
-        `HTTPException`: there is no place (503) or no room (507) now; or the log cannot be read, or
-        its view is too large (422).
+        `HTTPException`: unknown kinds (400); there is no place (503) or no room (507) now; or the
+        log cannot be read, or its view is too large (422).
         """
         with ExitStack() as opening:
             opening.enter_context(self._held[name].take(request))
@@ -203,18 +174,27 @@ class Views:
             opening.callback(view.close)
             with self._making[name].take(request):
                 viewer = await in_thread(partial(self._load_viewer, name))
+                if not set(asked.get("kinds") or ()) <= set(viewer.kinds):
+                    raise wrong("kinds", f"some of {','.join(viewer.kinds)}")
                 with await in_thread(lambda: LogReader(info.open())) as reader:
-                    make = await in_thread(partial(make_of, viewer))
-                    pieces = make(reader.head.fields, reader)
+                    pieces = viewer.pieces_of(reader.head.fields, reader, **asked)
+                    pieces = pieces if keep is None else _kept(pieces, keep)
                     take = partial(view.take_from, pieces, viewer.refuses)
                     await while_there(request, partial(in_thread, take))
             view.begin_with(viewer.head_of(view.size))
             if viewer.policy:
+                acts = "later" in asked
                 own, sandbox = (
                     (viewer.acting_policy, _ACTING) if acts else (viewer.policy, _SANDBOX)
                 )
                 headers = {**headers, "Content-Security-Policy": f"{own}; {sandbox}"}
             return send_file(request, view, opening, headers, media_type=viewer.media_type)
+
+
+def _kept(pieces: Iterator[bytes], keep: Callable[[bytes], object]) -> Iterator[bytes]:
+    whole = b"".join(pieces)
+    keep(whole)  # also for a client that left meanwhile, and asks again
+    yield whole
 
 
 class _View:

@@ -133,12 +133,10 @@ def print_progress(text: str) -> None:
     click.echo(f"bench: {text}", err=True)
 
 
-def print_found(
-    found: Found, show: Callable[[Console, Found], None], *, as_json: bool, options: int = 0
-) -> None:
-    """Print results by `show`, or as JSON of `attrs.asdict`, with further orjson `options`."""
+def print_found(found: Found, show: Callable[[Console, Found], None], *, as_json: bool) -> None:
+    """Print results by `show`, or as JSON of `attrs.asdict`."""
     if as_json:
-        options |= orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+        options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
         click.echo(orjson.dumps(attrs.asdict(found), option=options), nl=False)
     else:
         show(Console(), found)
@@ -178,8 +176,6 @@ LEAD_S: Final = 0.2
 NEAR: Final = 8
 """The highest served and lowest failed count end an eighth apart: less than runs differ."""
 INSTRUCTIONS: Final = "Answer what you hear."
-SPEAKING_TOKENS: Final = 8
-"""Tokens fed in a speaking unit of the full shape: the one that begins it, and 7 of text."""
 OFFSET_S: Final = 3
 """Offset in seconds of each session's input to the one before."""
 
@@ -480,28 +476,8 @@ ENGINE_SECONDS_MAX: Final = 90
 SESSIONS: Final = "1,2,4,8,16"
 SESSIONS_MAX: Final = 64
 """A full batch."""
-FULL: Final = "full shape, random weights, no vocoder"
 
 ARRIVALS: Final[tuple[Arrival, ...]] = ("together", "spread")
-
-
-@attrs.frozen(kw_only=True)
-class FullFacts:
-    """Facts of the full shape.
-
-    Attributes:
-        layers_scale: factor on the language model's layers.
-        slot_bytes: keys and values of a session, on the GPU.
-        gpu_bytes_max: peak memory; None without a GPU.
-        floor_ms: model.md's floor of a unit without pictures, for each count of sessions together.
-        of_floor: the median of batched units that are due together, divided by the floor.
-    """
-
-    layers_scale: float
-    slot_bytes: int
-    gpu_bytes_max: int | None
-    floor_ms: dict[int, float]
-    of_floor: dict[int, float]
 
 
 @attrs.frozen(kw_only=True)
@@ -513,7 +489,6 @@ class EngineBenchResult:
         seconds: units requested by each session.
         pictures: each unit shows so many.
         rebuilt: the speed of a rebuild.
-        full: None unless the shape is the full one.
     """
 
     machine: dict[str, str | int | float]
@@ -527,7 +502,6 @@ class EngineBenchResult:
     runs: list[EngineRun]
     served: list[Served]
     rebuilt: Rebuilt
-    full: FullFacts | None
 
 
 def _counts(_context: click.Context, _option: click.Parameter, value: str) -> list[int]:
@@ -547,9 +521,6 @@ def bench_command() -> None:
 
 @bench_command.command("engine")
 @click.option("--model", default="tiny", show_default=True, help="tiny, or a checkpoint's folder.")
-@click.option("--shape", type=click.Choice(["full"]), help="Random weights in the published shape.")
-@click.option("--random-weights", is_flag=True, help="Required with --shape full.")
-@click.option("--layers-scale", type=click.FloatRange(0.01, 1.0), default=1.0, show_default=True)
 @click.option("--sessions", callback=_counts, default=SESSIONS, show_default=True)
 @click.option(
     "--seconds",
@@ -585,9 +556,6 @@ def bench_command() -> None:
 def engine_command(
     *,
     model: str,
-    shape: str | None,
-    random_weights: bool,
-    layers_scale: float,
     sessions: list[int],
     seconds: int,
     doing: Doing,
@@ -605,58 +573,35 @@ def engine_command(
     until 1% of the units come more than a second late. `busy_ms`, the CPU time of a unit, is what
     can be compared on a machine that does something else as well.
     """
-    if (shape is not None) != random_weights:
-        raise click.UsageError("--shape full and --random-weights go together")
     frames = (camera_frame(0),) if pictures else ()
     load = Load(speech=load_speech(), seconds=seconds, doing=doing, frames=frames)
     modes = MODES[:1] if batched_only else MODES
     arrivals = ARRIVALS if due == "both" else (due,)
     try:
-        if shape is None:
-            loaded = models.load_checkpoint(
-                model, None, slots_max=SESSIONS_MAX, device=device, dtype=dtype, exact=deterministic
-            )
-        else:
-            model, loaded = FULL, _full(layers_scale, dtype, exact=deterministic)
-            load = attrs.evolve(load, tokens_max=SPEAKING_TOKENS)
+        loaded = models.load_checkpoint(
+            model, None, slots_max=SESSIONS_MAX, device=device, dtype=dtype, exact=deterministic
+        )
         if deterministic:
             models.require_deterministic(model, loaded.info)
     except (models.ModelUnknownError, models.ModelUnusableError, BackendError) as error:
         raise BenchError(str(error)) from error
     runs, served = measure_engine(loaded, load, sessions, modes=modes, arrivals=arrivals)
     rebuilt = interrupts.run(run_rebuilt, _backend(loaded, "batched"), load)
-    keys = loaded.machine.llm.keys
+    keys = loaded.runner.llm.keys
     found = EngineBenchResult(
         machine=machine_facts(),
         model=model,
         device=str(keys.device),
         dtype=str(keys.dtype).removeprefix("torch."),
-        attention=loaded.machine.attention,
+        attention=loaded.runner.attention,
         doing=doing,
         seconds=seconds,
         pictures=len(frames),
         runs=runs,
         served=served,
         rebuilt=rebuilt,
-        full=full_facts(loaded, runs, load, layers_scale) if shape is not None else None,
     )
-    print_found(found, _show_engine, as_json=as_json, options=orjson.OPT_NON_STR_KEYS)
-
-
-def _full(layers_scale: float, dtype: str | None, *, exact: bool) -> DuplexModel:
-    from ..model.backends.minicpmo.device import DeviceError, pick_device, pick_dtype, plan
-    from ..model.backends.minicpmo.model import GPU_GIB, full_config, random_model
-
-    try:
-        device = pick_device("cuda", prefer_cuda=True)
-    except DeviceError as error:
-        text = f"--shape full needs a GPU with about {GPU_GIB} GiB, and torch finds none here"
-        raise BenchError(text) from error
-    config, what = full_config(layers_scale), pick_dtype(dtype, device)
-    slots = min(SESSIONS_MAX, models.slots_that_fit(plan(config, what), device))
-    return random_model(
-        config, models.tiny_path(), slots=slots, device=device, dtype=what, exact=exact
-    )
+    print_found(found, _show_engine, as_json=as_json)
 
 
 # -- measuring -----------------------------------------------------------------------------------
@@ -702,27 +647,6 @@ def _backend(model: DuplexModel, mode: Mode) -> EngineBackend:
     return EngineBackend(model, batch_max=BATCH_MAX if mode == "batched" else 1)
 
 
-def full_facts(
-    model: DuplexModel, runs: list[EngineRun], load: Load, layers_scale: float
-) -> FullFacts:
-    """The facts of the full shape."""
-    from ..model.backends.minicpmo.model import floor_ms, gpu_bytes
-
-    p50_ms = {
-        run.sessions: run.latency.p50_ms
-        for run in runs
-        if run.mode == "batched" and run.arrival == "together" and not load.frames
-    }
-    floors = {count: floor_ms(load.doing, count) for count in p50_ms}
-    return FullFacts(
-        layers_scale=layers_scale,
-        slot_bytes=model.machine.slot_bytes,
-        gpu_bytes_max=gpu_bytes(),
-        floor_ms=floors,
-        of_floor={count: round(p50_ms[count] / floors[count], 2) for count in p50_ms},
-    )
-
-
 # -- for people ----------------------------------------------------------------------------------
 
 
@@ -761,8 +685,6 @@ def _show_engine(console: Console, found: EngineBenchResult) -> None:
         f"long prefills at {rebuilt.fast:.0f}, with all its speech at {rebuilt.voiced:.0f}",
         highlight=False,
     )
-    if found.full is not None:
-        _show_full(console, found.full)
 
 
 def _served_line(each: Served) -> str:
@@ -774,17 +696,3 @@ def _served_line(each: Served) -> str:
     if each.single is not None:
         line += f": {each.ratio or '-'} times; by CPU time a unit {each.busy_ratio} times"
     return line
-
-
-def _show_full(console: Console, full: FullFacts) -> None:
-    used = f"{full.gpu_bytes_max / 1e9:.1f} GB" if full.gpu_bytes_max is not None else "no GPU"
-    console.print(
-        f"A session's keys and values: {full.slot_bytes / 1e6:.0f} MB; most in use: {used}",
-        highlight=False,
-    )
-    for count, floor in full.floor_ms.items():
-        console.print(
-            f"{count} sessions: floor {floor:.1f} ms, the median unit is "
-            f"{full.of_floor[count]:.1f} times that",
-            highlight=False,
-        )

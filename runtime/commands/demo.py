@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -21,17 +21,19 @@ from typing import Final
 import anyio
 import attrs
 import click
+import orjson
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
 from rich.console import Console
 
 from protocol.values.modes import Mode
 
-from .. import SOURCE_TREE
+from .. import ERROR, RUN, SOURCE_TREE
 from ..client.terminal import UnusableError, echo_json, json_option, usable
 from ..client.websocket import background
 from ..media.sound import AudioFileError, write_wav
-from ..model.models import MOONSHINE, has_moonshine
+from ..model.models import MODELS, MOONSHINE, has_moonshine
 from ..settings.extras import install
-from .server_process import RUN, model_option, served
 from .talk import JsonView, LineView, View, read_frame, read_speech, summarize
 from .talk_session import Plan, Tally, talk
 
@@ -99,6 +101,16 @@ def write_samples(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name in SAMPLES:
             shutil.copyfile(sample(name), folder / name)
+
+
+model_option: Final = click.option(
+    "--model",
+    type=click.Choice(MODELS),
+    default="tiny",
+    show_default=True,
+    help="The model: the embedded trained one, or a script.",
+)
+"""Of the commands that serve an embedded model."""
 
 
 @click.command("demo")
@@ -219,6 +231,97 @@ def _logs(folder: Path) -> set[Path]:
 
 
 # -- the server ---------------------------------------------------------------------------------
+
+
+READY_WAIT_S: Final = 120.0
+"""Torch and a model from a cold disk on a busy machine take a part."""
+STOP_WAIT_S: Final = 60.0
+"""Longer than the server waits for its sessions; then it is killed."""
+LOADING_WAIT_S: Final = 0.5
+"""The same after an interrupt while the model loads: there is no recording to be finished."""
+HURRY_WAIT_S: Final = 5.0
+"""The same during a conversation: its last second is computed, and its recording gets its end."""
+SERVE: Final = ("serve", "--port", "0", "--drain-s", "0")
+"""What ends the server is over itself: sessions end at once, and in order."""
+LINE_BYTES_MAX: Final = 4096
+"""The server's lines are short."""
+
+
+class ServerProcessError(click.ClickException):
+    """The server did not start, or did not stop cleanly; the text says why, in one line."""
+
+
+@asynccontextmanager
+async def served(model: str, folder: Path, *arguments: str) -> AsyncIterator[str]:
+    """Serve a model on a free port, and yield its address once it is ready.
+
+    `folder` takes the logs, and the server's standard error in `server.log`. Raises
+    `ServerProcessError` if the server did not start, or did not stop cleanly.
+    """
+    errors = folder / "server.log"
+    words = (*SERVE, "--record", str(folder), "--model", model, *arguments)
+    with errors.open("wb") as written:
+        process = await anyio.open_process(
+            [*RUN, *words],
+            stdin=subprocess.DEVNULL,
+            stderr=written,
+            start_new_session=True,  # Ctrl-C is ours: we stop it
+        )
+    wait_s = LOADING_WAIT_S
+    try:
+        url = await _wait_until_ready(process, errors)
+        wait_s = HURRY_WAIT_S
+        yield url
+        wait_s = STOP_WAIT_S
+    except Exception:
+        wait_s = STOP_WAIT_S
+        raise
+    finally:
+        with anyio.CancelScope(shield=True):
+            await _stop(process, wait_s)
+    if process.returncode != 0:
+        text = f"the server ended with exit code {process.returncode}, see {errors}"
+        raise ServerProcessError(text)
+
+
+async def _wait_until_ready(process: Process, errors: Path) -> str:
+    assert process.stdout is not None
+    lines = BufferedByteReceiveStream(process.stdout)
+    url = ""
+    try:
+        with anyio.fail_after(READY_WAIT_S):
+            while (line := words_of(await lines.receive_until(b"\n", LINE_BYTES_MAX))) != "ready":
+                if line.startswith("listening on "):
+                    url = line.removeprefix("listening on ")
+    except TimeoutError:
+        text = f"the server was not ready within {READY_WAIT_S:g} s"
+        raise ServerProcessError(text) from None
+    except (anyio.IncompleteRead, anyio.DelimiterNotFound, anyio.EndOfStream):
+        text = f"the server did not start: {_last_words(errors)} (see {errors})"
+        raise ServerProcessError(text) from None
+    return url
+
+
+def words_of(line: bytes) -> str:
+    """What a server's line says; with `--log-format json` each is an object."""
+    return str(orjson.loads(line)["event"]) if line.startswith(b"{") else line.decode().strip()
+
+
+def _last_words(errors: Path) -> str:
+    """The last line with words of a possible traceback, framed as a group's is."""
+    lines = errors.read_text(errors="replace").splitlines()
+    stripped = (line.strip(" |+-") for line in reversed(lines))
+    return next(filter(None, stripped), "it does not say why").removeprefix(ERROR)
+
+
+async def _stop(process: Process, wait_s: float) -> None:
+    with suppress(ProcessLookupError):
+        process.terminate()
+    with anyio.move_on_after(wait_s):
+        await process.wait()
+    if process.returncode is None:
+        process.kill()
+    await process.aclose()
 
 
 @asynccontextmanager

@@ -316,8 +316,8 @@ class _Visit:
         self, config: ModelConfig, device: torch.device, dtype: torch.dtype
     ) -> bool:
         from ..model.backends.minicpmo.checkpoint import build_parts
-        from ..model.backends.minicpmo.machine import rows_are_independent
         from ..model.backends.minicpmo.quantized import chosen
+        from ..model.backends.minicpmo.runner import rows_are_independent
 
         with explained(self._folder):
             how = chosen(config.quantization, self.settings.quantize)

@@ -27,10 +27,8 @@ from recorder.format.errors import RecordInvalid
 from ..model.backends import base
 from .address import WorkerAddress
 from .address import connect as connect_to
-from .calls import DONE
-from .frames import LinkError, LinkRefused
+from .frames import HELLO_WAIT_S, TEXT_CHARS_MAX, LinkError, LinkRefused
 from .hello import Wire, greet_worker
-from .limits import HELLO_WAIT_S, TEXT_CHARS_MAX
 from .link import Link
 from .messages import SETUP, Answer, Ask, Cancel, Failed, Message, Rebuild, Speaks, Why
 
@@ -298,7 +296,7 @@ class WorkerSession:
         is_turn = isinstance(call, Turn)
         try:
             done = await self.backend.ask(
-                asked, DONE[type(effect)], call.index, emit if is_turn else None
+                asked, base.DONE[type(effect)], call.index, emit if is_turn else None
             )
         finally:
             self._running = None

@@ -5,7 +5,7 @@
 - A frame is the bytes of one message. The frames of a stream arrive in their order; those of
   different streams take turns, piece by piece, so that a large one delays no other.
 - Stream 0 is urgent: all that waits there goes before the next piece of any other.
-- Both ends bound what they hold (`limits`): a broken bound is a `LinkError`.
+- Both ends hold each other to the bounds of a link, below: a broken one is a `LinkError`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,43 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from recorder.format.format import Piece
+from recorder.format.format import MIB, RECORD_BYTES_MAX, Piece
 
-from . import limits
+PIECE_BYTES_MAX: Final = 64 << 10
+"""A unit's sound is one piece. Large frames take turns after each."""
+WRITE_BYTES: Final = 2 * PIECE_BYTES_MAX
+"""Pieces of one write: a unit's answer, with its head. Urgent frames wait for one write."""
+FRAME_BYTES_MAX: Final = RECORD_BYTES_MAX
+"""A frame holds one record; the largest is a turn with all pictures and sound that fit a chat."""
+PARTIAL_BYTES_MAX: Final = 2 * FRAME_BYTES_MAX
+"""Frames that have not arrived whole: one turn of that size, and units of all other sessions."""
+PARTIAL_FRAMES_MAX: Final = 2048
+"""One a session; a worker has 1024 slots at most."""
+OUTBOX_BYTES_MAX: Final = 2 * FRAME_BYTES_MAX
+"""Frames that wait for the other end: a session has one call at a time, so more is a standstill."""
+READ_BYTES: Final = 256 << 10
+"""A unit and its head in one read."""
+SHARED_BYTES_MAX: Final = 32 * MIB
+"""Blobs of openings and turns that both ends keep: a dozen voices of 30 s, or a chat's pictures."""
+SHARED_RECORDS_MAX: Final = 1024
+"""Openings and turns that both ends keep with them: each takes kilobytes, however short it is."""
+
+HELLO_BYTES_MAX: Final = 64 << 10
+"""A greeting has 300 bytes, a worker's description some kilobytes."""
+HELLO_WAIT_S: Final = 10.0
+"""For TLS and the greeting, which compute nothing; a worker that still loads does not greet."""
+BEAT_S: Final = 1.0
+"""Between heartbeats: a thousandth of a core for hundreds of links."""
+SILENT_BEATS_MAX: Final = 5
+"""Beats of our own without a byte from the other end. An event loop that stands still so long
+cannot serve units of a second. Counted in beats, so that our own pause is not taken for theirs."""
+TEXT_CHARS_MAX: Final = 500
+"""Of the other end's words that we show: an error is one line."""
+
+LINKS_MAX: Final = 64
+"""Gateways of one worker: each may hold a frame."""
+GREETINGS_MAX: Final = 64
+"""Connections of one worker that have not greeted: each may hold `HELLO_BYTES_MAX`."""
 
 URGENT: Final = 0
 """The stream of what must overtake: heartbeats, interrupts."""
@@ -42,7 +76,7 @@ class LinkLeft(LinkError):  # noqa: N818 - names say what happened
 class Outbox:
     """Frames that wait to be sent; `bytes_max` bounds their sum."""
 
-    def __init__(self, bytes_max: int = limits.OUTBOX_BYTES_MAX) -> None:
+    def __init__(self, bytes_max: int = OUTBOX_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._streams: OrderedDict[int, deque[_Cut]] = OrderedDict()
         self.bytes = 0
@@ -50,7 +84,7 @@ class Outbox:
     def put(self, stream: int, frame: Sequence[Piece]) -> None:
         """Add a frame, in parts; `LinkError` if too much waits already."""
         cut = _Cut(frame)
-        assert 0 < cut.left <= limits.FRAME_BYTES_MAX
+        assert 0 < cut.left <= FRAME_BYTES_MAX
         if self.bytes and self.bytes + cut.left > self._bytes_max:
             raise LinkError(f"{self.bytes} bytes wait for it, at most {self._bytes_max}")
         self.bytes += cut.left
@@ -63,7 +97,7 @@ class Outbox:
         stream = URGENT if URGENT in self._streams else next(iter(self._streams))
         frames = self._streams[stream]
         frame = frames[0]
-        length, piece = frame.take(limits.PIECE_BYTES_MAX)
+        length, piece = frame.take(PIECE_BYTES_MAX)
         self.bytes -= length
         if frame.left:
             self._streams.move_to_end(stream)
@@ -101,7 +135,7 @@ class _Cut:
 class Inbox:
     """Joins pieces to frames; `frame_bytes_max` may change while it is used."""
 
-    def __init__(self, frame_bytes_max: int = limits.FRAME_BYTES_MAX) -> None:
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self.frame_bytes_max = frame_bytes_max
         self._head = bytearray()
         self._stream = self._left = 0
@@ -151,14 +185,14 @@ class Inbox:
         """Check a piece's head, before any memory is taken for it."""
         self._stream, self._is_last = stream, bool(length & _LAST)
         self._left = length & ~_LAST
-        if not 1 <= self._left <= limits.PIECE_BYTES_MAX:
-            raise LinkError(f"a piece of {self._left} bytes, not 1 to {limits.PIECE_BYTES_MAX}")
+        if not 1 <= self._left <= PIECE_BYTES_MAX:
+            raise LinkError(f"a piece of {self._left} bytes, not 1 to {PIECE_BYTES_MAX}")
         self._partial_bytes += self._left
         if len(self._partial.get(stream, b"")) + self._left > self.frame_bytes_max:
             raise LinkError(f"a frame of more than {self.frame_bytes_max} bytes")
         frames = len(self._partial) + (stream not in self._partial)
-        if self._partial_bytes > limits.PARTIAL_BYTES_MAX or frames > limits.PARTIAL_FRAMES_MAX:
+        if self._partial_bytes > PARTIAL_BYTES_MAX or frames > PARTIAL_FRAMES_MAX:
             raise LinkError(
                 f"{frames} frames of {self._partial_bytes} bytes have begun, at most"
-                f" {limits.PARTIAL_FRAMES_MAX} of {limits.PARTIAL_BYTES_MAX}"
+                f" {PARTIAL_FRAMES_MAX} of {PARTIAL_BYTES_MAX}"
             )

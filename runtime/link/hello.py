@@ -32,8 +32,18 @@ from recorder.format.mapping import MappingError, plain_of, value_of
 
 from ..model.backends.base import BackendInfo
 from ..settings.settings import shown
-from .frames import URGENT, Frame, Inbox, LinkError, LinkLeft, LinkRefused, Outbox
-from .limits import FRAME_BYTES_MAX, HELLO_BYTES_MAX, READ_BYTES
+from .frames import (
+    FRAME_BYTES_MAX,
+    HELLO_BYTES_MAX,
+    READ_BYTES,
+    URGENT,
+    Frame,
+    Inbox,
+    LinkError,
+    LinkLeft,
+    LinkRefused,
+    Outbox,
+)
 
 LINK_VERSION: Final = (1, 0)
 """The protocol of a link. A change that the other end must know of is a new minor version, one that

@@ -21,9 +21,8 @@ from anyio.abc import ByteStream, SocketAttribute, SocketStream
 
 from recorder.format.format import Piece
 
-from .frames import Frame, LinkError, Outbox
+from .frames import BEAT_S, READ_BYTES, SILENT_BEATS_MAX, WRITE_BYTES, Frame, LinkError, Outbox
 from .hello import Wire
-from .limits import BEAT_S, READ_BYTES, SILENT_BEATS_MAX, WRITE_BYTES
 from .messages import Beat, Message, Receiver, Sender, stream_of
 
 _logger = logging.getLogger("antiphon.link")

@@ -43,8 +43,7 @@ from recorder.format.expansion import Expansion
 from recorder.format.format import MIB, UNPACKED_BYTES_MAX, Piece, frame_record, split_records
 from recorder.read.decoding import StoredRecord, decode, parse
 
-from .frames import URGENT, Frame, LinkError
-from .limits import SHARED_BYTES_MAX, SHARED_RECORDS_MAX
+from .frames import SHARED_BYTES_MAX, SHARED_RECORDS_MAX, URGENT, Frame, LinkError
 
 SETUP: Final = 1
 """The stream of openings and turns, in their order: their blobs refer to each other."""

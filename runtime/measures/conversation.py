@@ -1,7 +1,4 @@
-"""A conversation as intervals of time, its turns, and the measures that follow from them.
-
-Times are ticks of 1/48000 s since the session's start: a sample of the user (16 kHz) is three of
-them and a sample of the model (24 kHz) two, so nothing is rounded. Intervals are half open.
+"""A conversation as intervals of time (`placing.Span`), its turns, and the measures of them.
 
 Who speaks when, the user's turns, their answers, and who speaks over whom follow from the intervals
 of both voices; `measures` has the definitions in words. Inside are integers only: ticks of sound,
@@ -11,43 +8,14 @@ nanoseconds of the session's clock, counts.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Final, Literal
 
 import attrs
 
-from protocol.values.limits import MS_PER_S, NS_PER_S
-
 from . import measure
-from .placing import RATE_HZ, Voice
-
-# -- intervals -------------------------------------------------------------------------------------
-
-
-TICK_HZ: Final = 48_000
-TICKS_PER_MS: Final = TICK_HZ // MS_PER_S
-TICKS_PER_SAMPLE: Final[Mapping[Voice, int]] = MappingProxyType(
-    {voice: TICK_HZ // rate_hz for voice, rate_hz in RATE_HZ.items()}
-)
-
-
-@attrs.frozen(order=True)
-class Span:
-    """A stretch of time in which one voice is heard, from `begin` until before `end`."""
-
-    begin: int
-    end: int
-
-    @property
-    def ticks(self) -> int:
-        """Its length."""
-        return self.end - self.begin
-
-    def overlap(self, other: Span) -> int:
-        """Count the ticks that it shares with another."""
-        return max(0, min(self.end, other.end) - max(self.begin, other.begin))
+from .placing import TICKS_PER_MS, Span, ns_of, shared
 
 
 @attrs.frozen
@@ -90,47 +58,6 @@ class Conversation:
         if not spans:
             return 0
         return max(span.end for span in spans) - min(span.begin for span in spans)
-
-
-def ticks_of(at_ns: int) -> int:
-    """Return the tick at a time, or the last one before."""
-    return at_ns * TICK_HZ // NS_PER_S
-
-
-def ns_of(ticks: int) -> int:
-    """Return a length in nanoseconds, without its fraction."""
-    return ticks * NS_PER_S // TICK_HZ
-
-
-def join(spans: list[Span], span: Span, gap: int) -> None:
-    """Add a span after all others; with less than `gap` between them, the last one grows."""
-    if span.ticks <= 0:
-        return
-    if spans and span.begin - spans[-1].end < gap:
-        spans[-1] = Span(spans[-1].begin, max(spans[-1].end, span.end))
-    else:
-        spans.append(span)
-
-
-def shared(one: Iterable[Span], other: Iterable[Span]) -> Iterator[Span]:
-    """Yield where two voices are heard at once; spans of a voice are in order, and apart."""
-    others = iter(other)
-    current = next(others, None)
-    for span in one:
-        while current is not None:
-            if span.overlap(current):
-                yield Span(max(span.begin, current.begin), min(span.end, current.end))
-            if current.end > span.end:
-                break
-            current = next(others, None)
-
-
-def joined(spans: Iterable[Span], gap: int) -> tuple[Span, ...]:
-    """Sort spans, and join those with less than `gap` between them; empty ones are left out."""
-    found: list[Span] = []
-    for span in sorted(spans):
-        join(found, span, gap)
-    return tuple(found)
 
 
 # -- turns -----------------------------------------------------------------------------------------

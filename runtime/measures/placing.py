@@ -17,12 +17,15 @@ Rules:
 
 All that shows, exports or measures a session uses this, so that a page, a file and a metric agree.
 A line holds no sound.
+
+Intervals (`Span`) are half open, and in ticks of 1/48000 s since the session's start: a sample of
+the user (16 kHz) is three of them and a sample of the model (24 kHz) two, so nothing is rounded.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -188,15 +191,12 @@ class Line:
             self.begin -= self.moved
         begin = max(wanted, self.end - self.moved)
         self.end = begin + samples
-        self._follow()
-        return begin
-
-    def _follow(self) -> None:
         if self.moved:
             self.stretch.moved += self.moved
             self.stretch.begin = self.begin
         elif self.begin != self.stretch.begin:
             self.stretch = Stretch(self.begin)
+        return begin
 
     def cut(self, at_ns: int) -> int:
         """End the placed sound at a time, if it is not over by then; return the line's end."""
@@ -212,3 +212,71 @@ class Line:
         """The time before which sound that comes from now on moves and places nothing."""
         can_move = now_ns - self._came_ns <= BURST_NS_MAX
         return time_of(self.voice, min(self._floor, self.end) if can_move else self.end)
+
+
+# -- intervals -------------------------------------------------------------------------------------
+
+
+TICK_HZ: Final = 48_000
+TICKS_PER_MS: Final = TICK_HZ // MS_PER_S
+TICKS_PER_SAMPLE: Final[Mapping[Voice, int]] = MappingProxyType(
+    {voice: TICK_HZ // rate_hz for voice, rate_hz in RATE_HZ.items()}
+)
+
+
+@attrs.frozen(order=True)
+class Span:
+    """A stretch of time in which one voice is heard, from `begin` until before `end`."""
+
+    begin: int
+    end: int
+
+    @property
+    def ticks(self) -> int:
+        """Its length."""
+        return self.end - self.begin
+
+    def overlap(self, other: Span) -> int:
+        """Count the ticks that it shares with another."""
+        return max(0, min(self.end, other.end) - max(self.begin, other.begin))
+
+
+def ticks_of(at_ns: int) -> int:
+    """Return the tick at a time, or the last one before."""
+    return at_ns * TICK_HZ // NS_PER_S
+
+
+def ns_of(ticks: int) -> int:
+    """Return a length in nanoseconds, without its fraction."""
+    return ticks * NS_PER_S // TICK_HZ
+
+
+def join(spans: list[Span], span: Span, gap: int) -> None:
+    """Add a span after all others; with less than `gap` between them, the last one grows."""
+    if span.ticks <= 0:
+        return
+    if spans and span.begin - spans[-1].end < gap:
+        spans[-1] = Span(spans[-1].begin, max(spans[-1].end, span.end))
+    else:
+        spans.append(span)
+
+
+def shared(one: Iterable[Span], other: Iterable[Span]) -> Iterator[Span]:
+    """Yield where two voices are heard at once; spans of a voice are in order, and apart."""
+    others = iter(other)
+    current = next(others, None)
+    for span in one:
+        while current is not None:
+            if span.overlap(current):
+                yield Span(max(span.begin, current.begin), min(span.end, current.end))
+            if current.end > span.end:
+                break
+            current = next(others, None)
+
+
+def joined(spans: Iterable[Span], gap: int) -> tuple[Span, ...]:
+    """Sort spans, and join those with less than `gap` between them; empty ones are left out."""
+    found: list[Span] = []
+    for span in sorted(spans):
+        join(found, span, gap)
+    return tuple(found)

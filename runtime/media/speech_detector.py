@@ -8,7 +8,7 @@ pieces does not matter.
 The trained model is that of the package `silero-vad` (extra `antiphon[vad]`), computed by
 onnxruntime. Its network is loaded once and has no state; each session has its own: what it
 remembers, and the end of its sound. A second of sound in one piece takes 2 ms of a processor, frame
-by frame 4: less than a thread of its own would be worth.
+by frame 4: long sound would hold up the event loop, so a thread judges it (`is_slow`).
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ def network() -> Any:
 class SileroJudge:
     """Judges one session's frames."""
 
+    is_slow = True
     frame_ms = FRAME_SAMPLES * MS_PER_S // INPUT_RATE_HZ
     window = 6
     start = 5
@@ -126,11 +127,13 @@ class Judge(Protocol):
     """Says of each frame of a session's sound whether it is speech.
 
     Attributes:
+        is_slow: it judges longer sound than a frame in a thread, not on the event loop.
         frame_ms: length of a frame.
         window, start: speech begins if so many of the last frames are speech.
         tail_ms: for so long speech is heard on after its end.
     """
 
+    is_slow: bool
     frame_ms: int
     window: int
     start: int
@@ -150,6 +153,7 @@ class EnergyJudge:
         noise: power of the noise, in squares of 16-bit samples; 0 before the first frame.
     """
 
+    is_slow = False
     frame_ms = FRAME_MS
     window = WINDOW_FRAMES
     start = START_FRAMES
@@ -251,6 +255,11 @@ class SpeechDetector:
                 if self.begun_ms is None:
                     yield ev.SpeechStopped(at_ns=at_ns, at_ms=self.end_ms)
                 self.begun_ms = None
+
+    def is_slow(self, effect: DetectSpeech) -> bool:
+        """Whether a piece is judged in a thread: the hop there costs as much as judging a frame."""
+        length_ms = len(effect.data) // SAMPLE16_BYTES * MS_PER_S // effect.rate_hz
+        return self.judge.is_slow and length_ms > self.judge.frame_ms
 
     def _is_long(self, least_ms: int) -> bool:
         """Whether speech that was not reported has become long enough."""

@@ -1,8 +1,8 @@
 """Models by name or by folder, and how each is loaded.
 
 The name comes from an operator (`--model`) or a log, never from a client. A package that the
-operator installed may offer a backend, as an entry point of the group `BACKENDS`, and so does this
-one (`llama_omni`); it is imported only when it is named, and torch only for a model that needs it.
+operator installed may offer a backend, as an entry point of the group `BACKENDS`; it is imported
+only when it is named, and torch only for a model that needs it.
 A folder holds a published checkpoint: `config.json`, `tokenizer.json`, safetensors, and
 `assets/token2wav` if it can speak. A bad checkpoint is one error that says why; `antiphon doctor
 --model FOLDER` says more.
@@ -45,6 +45,8 @@ INSTALLED: Final = "backend:"
 argument it may be left out: `NAME:ARGUMENT`."""
 BACKENDS: Final = "antiphon.backends"
 """The group of entry points: each is called as `load_backend` is, with its argument as the name."""
+EXAMPLES: Final = {name: f"examples/{name}" for name in ("cascade", "llama_omni")}
+"""The packages in the sources that offer a backend."""
 
 
 class ModelUnknownError(ValueError):
@@ -81,7 +83,9 @@ def is_installed(name: str) -> bool:
     """Whether a name is that of an installed package's backend, and of no model of ours."""
     offered, _, argument = name.partition(":")
     has_prefix = name.startswith(INSTALLED)
-    return has_prefix or bool(argument and offered in entry_points(group=BACKENDS).names)
+    return has_prefix or bool(
+        argument and offered in {*entry_points(group=BACKENDS).names, *EXAMPLES}
+    )
 
 
 def installed_backend(name: str) -> tuple[EntryPoint, str]:
@@ -90,9 +94,11 @@ def installed_backend(name: str) -> tuple[EntryPoint, str]:
     found = entry_points(group=BACKENDS)
     if wanted not in found.names:
         there = ", ".join(sorted(found.names)) or "none"
+        hint = nearest(wanted, sorted(found.names))
+        if wanted in EXAMPLES:
+            hint = f"; it is in the sources of Antiphon: pip install ./{EXAMPLES[wanted]}"
         raise ModelUnknownError(
-            f"unknown model {name!r}: the backends of installed packages are {there}"
-            f"{nearest(wanted, sorted(found.names))}"
+            f"unknown model {name!r}: the backends of installed packages are {there}{hint}"
         )
     return found[wanted], argument
 

@@ -1,4 +1,10 @@
-"""One client's connection: a reader task and a writer task around one `WebSocket`.
+"""A `WebSocket`, as a small interface of our own, and the `Connection` of one client around it.
+
+Of a WebSocket one task receives or delivers, and one sends; any task may call `close` and `abort`.
+`receive` returns a `Shortened` once for a message above the limit, and then only the end; the
+WebSocket stays open, so that the client can be told. `WebSocketClosed` ends everything.
+
+A connection has a reader task and a writer task:
 
 - The session's driver owns it: it awaits `run`; `send`, `send_again` and `close` return at once.
 - Messages are given to `on_frames`, small ones that came together at once, and nothing more is read
@@ -19,14 +25,73 @@ import math
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Final
+from typing import Final, NoReturn, Protocol
 
 import anyio
 import attrs
 
-from protocol.values.utf8 import frame_bytes
+from protocol.values.utf8 import Received
+from protocol.wire.codec import frame_bytes
 
-from .websocket import OnMessages, WebSocket, WebSocketClosed, WebSocketStalled
+# -- a WebSocket -----------------------------------------------------------------------------------
+
+
+class WebSocketClosed(Exception):  # noqa: N818 - an end, not an error
+    """The WebSocket is closed, by either side, or lost: `code` 1006 (RFC 6455, 7.4)."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(code, reason)
+        self.code = code
+        self.reason = reason
+
+
+class WebSocketStalled(WebSocketClosed):
+    """The WebSocket was dropped because the peer took no bytes."""
+
+
+class OnMessages(Protocol):
+    """Takes messages at once, from whichever task; only small ones of text come together."""
+
+    def __call__(self, *messages: Received) -> Awaitable[None] | None:
+        """Take messages in order, and return what to wait for before the next."""
+
+
+class WebSocket(Protocol):
+    """An open WebSocket; its acceptor closes or aborts it."""
+
+    async def receive(self) -> Received:
+        """Wait for a message; once a `Shortened` for one above the limit. Or `WebSocketClosed`."""
+
+    async def deliver(self, on_messages: OnMessages) -> NoReturn:
+        """Give messages to `on_messages`, each as `receive` would return it, in order.
+
+        Raises `WebSocketClosed` at the end, and what `on_messages` raises.
+        """
+
+    async def send(self, *frames: str) -> None:
+        """Send text messages in one go; cancelled, it aborts. Raises `WebSocketClosed`."""
+
+    async def close(self, code: int, reason: str) -> None:
+        """Send a close and wait a bounded time for the answer; no effect once closed.
+
+        Messages before the answer are discarded. Cancelled, it closes at once. `code` as in RFC
+        6455, 7.4; `reason` is cut to 123 bytes of UTF-8.
+        """
+
+    async def abort(self) -> None:
+        """Drop the TCP connection and unsent data at once; no effect once closed."""
+
+
+async def deliver_received(websocket: WebSocket, on_messages: OnMessages) -> NoReturn:
+    """Do what `WebSocket.deliver` does by `receive`, in the calling task."""
+    while True:
+        waits = on_messages(await websocket.receive())
+        if waits is not None:
+            await waits
+
+
+# -- a client's connection -------------------------------------------------------------------------
+
 
 SEND_BUFFER_BYTES: Final = 8 * 1024 * 1024
 """A minute of speech in base64: a client that far behind no longer listens. A single frame may be

@@ -8,7 +8,7 @@
   seconds' worth, so that an uneven client is not slowed; beyond it the reader waits, TCP slows the
   sender, and no connection is closed. Bytes are paid after they were read: a bucket may be in debt
   by one read.
-- `Budget`: room for the incoming messages of all connections.
+- `Budget`: room for the incoming messages of all connections; `LargeMessageLimiter`: their turns.
 - `Counters`: what a listener counts; its parts write it, a status has a copy, causes are labels of
   metrics.
 
@@ -33,8 +33,8 @@ from ..settings.settings import Settings
 RECEIVING_BYTES_MAX: Final = 256 * 1024 * 1024
 """Messages on their way in, over all connections: two or three of the largest, or a dozen videos
 from phones. Until it is decoded a message costs three times this."""
-LARGE_MESSAGE_BYTES: Final = 1024 * 1024
-"""A second of sound with pictures is less, and must arrive within seconds."""
+LARGE_BYTES_MIN: Final = 1 << 20
+"""A second of sound with its pictures is less, and must arrive within seconds."""
 UNCOUNTED_BYTES: Final = 16 * 1024
 """Of a message in progress: 64 MiB for the most connections."""
 
@@ -361,7 +361,7 @@ class Share:
 
     def is_overdue(self, now_s: float, *, is_eldest: bool) -> bool:
         """Whether its message in progress has had its time; among large ones only the eldest's."""
-        if self.held_bytes > LARGE_MESSAGE_BYTES:
+        if self.held_bytes > LARGE_BYTES_MIN:
             return is_eldest and now_s - self.since_s >= LARGE_WAIT_S
         return now_s - self.since_s >= SMALL_WAIT_S
 
@@ -392,3 +392,33 @@ class Share:
         self.budget.give_up(self, self.held_bytes)
         self._unread.clear()
         self.held_bytes = 0
+
+
+# -- large messages --------------------------------------------------------------------------------
+
+
+BYTES_PER_S_MAX: Final = 32 << 20
+"""A fifth of a core: two sessions at their own rate limit (`bytes_per_s_max`)."""
+
+
+class LargeMessageLimiter:
+    """Limits the large messages of one server: one at a time over all sessions, at a bounded rate.
+
+    The event loop reads a message in one go: 5 ms or more for each megabyte, in which no other
+    session is served. The limiter leaves time for the others. One message of a session waits at a
+    time, and they pass in order of arrival. Realtime messages are not large and never wait here.
+    """
+
+    def __init__(self) -> None:
+        self._lock = anyio.Lock()
+        self._free_at_s = 0.0
+
+    async def wait(self, size_bytes: int) -> None:
+        """Wait until a message may be read; a small one never waits."""
+        if size_bytes <= LARGE_BYTES_MIN:
+            return
+        async with self._lock:
+            now_s = anyio.current_time()
+            if now_s < self._free_at_s:
+                await anyio.sleep_until(self._free_at_s)
+            self._free_at_s = max(now_s, self._free_at_s) + size_bytes / BYTES_PER_S_MAX

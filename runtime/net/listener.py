@@ -31,12 +31,12 @@ from protocol.values.limits import FRAME_BYTES_MAX
 
 from ..settings.settings import Settings
 from . import http
+from .connection import WebSocket, WebSocketClosed
 from .limits import ConnectionLimiter, Counters, Refusal, origin_of
-from .link import Link, TcpStream
-from .monitor import ConnectionMonitor, WatchedConnection
+from .link import ConnectionMonitor, Link, TcpStream, WatchedConnection
 from .tls import NO_TLS_ANSWER, TLS_HANDSHAKE, Certificate
 from .upstream import Upstream
-from .websocket import Handshake, TrioWebSocket, WebSocket, WebSocketClosed
+from .websocket import Handshake, TrioWebSocket
 
 # -- a WebSocket's handshake -----------------------------------------------------------------------
 

@@ -5,10 +5,10 @@
 | `Embedded` | none | a model in the server's own process |
 | `Isolated` | `isolate` | a worker process that the server starts and ends |
 | `Static` | `worker_addresses` | a worker that something else keeps running |
-| of `PLACEMENTS` | `placement` | as that module says: with `ray` a worker on a GPU of a cluster |
+| of a package | `placement` | as the package says: with `ray` a worker on a GPU of a cluster |
 
-A further placement is a module with the functions of `Offer`, and its name in `PLACEMENTS` and in
-the setting; nothing else of the server names it.
+A package offers a placement as an entry point of the group `PLACEMENTS`: a module with the
+functions of `Offer` (`examples/ray_placement`). It is imported only when it is named.
 
 Static workers are kept running by systemd, Slurm or Kubernetes. A worker that is not there when the
 server starts is waited for: both may be started at once. Later it is tried again by `Workers`,
@@ -31,12 +31,11 @@ import os
 import re
 import ssl
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final, Protocol, cast, runtime_checkable
 
 import anyio
@@ -50,7 +49,7 @@ from ..link.backend import WorkerBackend, connect, greet
 from ..link.hello import read_token
 from ..model.backends.base import Backend, BackendError, BackendGone, BackendRefused
 from ..model.models import MODELS, is_installed
-from ..settings.settings import Settings, declared
+from ..settings.settings import Settings, declared, nearest
 from ..settings.sources import OF_LOADING
 from ..slots.workers import Extend, NewPlace, Workers
 
@@ -332,8 +331,8 @@ def gpus() -> tuple[str, ...]:
 # -- the placement of a server ---------------------------------------------------------------------
 
 
-PLACEMENTS: Final[Mapping[str, str]] = MappingProxyType({"ray": ".ray"})
-"""The module of each value of the setting `placement` but `auto`."""
+PLACEMENTS: Final = "antiphon.placements"
+"""The group of entry points, by the names that the setting `placement` may have besides `auto`."""
 Load = Callable[..., Backend]
 """Loads a model in a thread; called as `load_backend` is."""
 
@@ -375,20 +374,26 @@ class Scales(Protocol):
 
 
 class Offer(Protocol):
-    """A module of `PLACEMENTS`."""
+    """The module of an entry point of `PLACEMENTS`."""
 
     def make(self, settings: Settings, tasks: TaskGroup) -> Placement:
         """The placement that the settings ask for; `tasks` hold its links and processes."""
         ...
 
     def problems(self, settings: Settings) -> Iterator[str]:
-        """What it lacks, and what is set for it where it is not asked for; each with its remedy."""
+        """What it lacks, each with its remedy."""
         ...
 
 
 def offer(name: str) -> Offer:
-    """Import a module of `PLACEMENTS`."""
-    return cast("Offer", import_module(PLACEMENTS[name], __package__))
+    """Import the package of a `NAME` or `NAME:TEXT`; `ValueError`: none of this name is there."""
+    wanted, found = name.partition(":")[0], entry_points(group=PLACEMENTS)
+    if wanted not in found.names:
+        there = ", ".join(("auto", *sorted(found.names)))
+        hint = "; it is in the sources of Antiphon: pip install ./examples/ray_placement"
+        hint = hint if wanted == "ray" else nearest(wanted, found.names)
+        raise ValueError(f"no package offers {wanted!r}: choose from {there}{hint}")
+    return cast("Offer", found[wanted].load())
 
 
 def placement_of(settings: Settings, load: Load, tasks: TaskGroup) -> Placement:

@@ -68,11 +68,10 @@ from ..api.voices import Voices
 from ..link.hello import read_token
 from ..media.decoder import MediaDecoder
 from ..media.voices import VoiceLibrary
-from ..net.connection import Connection
+from ..net.connection import Connection, OnMessages, WebSocket, WebSocketClosed
 from ..net.http import CodedError, body_of, error_body, make_app
 from ..net.limits import Counters, origin_of
 from ..net.listener import WebSocketRequest, tasks_living
-from ..net.websocket import OnMessages, WebSocket, WebSocketClosed
 from ..session.forking import ForkRefused
 from ..session.journal import ready_now
 from ..session.peer import Ended
@@ -80,9 +79,9 @@ from ..session.server import NO_SESSION, Server
 from ..session.setup import VERSION, Parent, model_names
 from ..settings.settings import Settings
 from ..slots.workers import workers_wanted
-from ..telemetry.setup import ServerTelemetry, make_telemetry
+from ..telemetry.watchers import ServerTelemetry, make_telemetry
 from ..telemetry.watching import ServerStatus, SessionStatus
-from .gateways import AWAY, NOT_HERE, Gateways, is_relayed
+from .relay import AWAY, NOT_HERE, Relay, is_relayed
 from .retention import make_retainer, make_uploader
 from .routing import NotServedError, Route, attached_to, route
 
@@ -350,7 +349,7 @@ class Gateway:
         file = settings.twilio_token_file
         self._twilio = Twilio(self._gate, "" if file is None else read_token(file))
         self._calls = Calls(settings.webrtc_door, self._check)
-        self._gateways = Gateways(settings)
+        self._relay = Relay(settings)
         self.has_key = self._gate.has_key
         self._counters = counters or Counters()
         self._recorder = None if settings.record_to is None else recorder
@@ -409,7 +408,7 @@ class Gateway:
                 *pages,
             ],
             speech=self.speech,
-            handlers={Denied: answer_denied, NotHere: self._gateways.relay_http},
+            handlers={Denied: answer_denied, NotHere: self._relay.relay_http},
         )
         return AccessMiddleware(
             app,
@@ -612,7 +611,7 @@ class Gateway:
     async def _is_away(self, request: WebSocketRequest, name: str) -> bool:
         """Whether a client asks for what is not here, and was answered by another gateway."""
         if not is_relayed(request.headers):
-            return await self._gateways.relay_websocket(request, name)
+            return await self._relay.relay_websocket(request, name)
         is_loading = self.server is None
         body = error_body("not_here", LOADING if is_loading else NO_SESSION)
         await request.reject(AWAY if is_loading else NOT_HERE, body)

@@ -42,8 +42,8 @@ import attrs
 from protocol.values.limits import LABEL_CHARS_MAX
 from protocol.values.modes import OF_MODE, Mode
 from protocol.wire import dialects
-from protocol.wire.dialects.base import Dialect
-from protocol.wire.dialects.opening import OPENING
+from protocol.wire.dialects import OPENING
+from protocol.wire.table import Dialect
 
 from ..access.gate import OPENAI_SUBPROTOCOL
 from ..api.half_duplex import HALF_DUPLEX_PATH

@@ -32,12 +32,12 @@ from ..link.hello import read_token
 from ..media.voices import NAME_RULE, is_voice_name
 from ..model.models import MOONSHINE, ModelUnknownError, check_model, has_moonshine
 from ..net.listener import Address
-from ..placement.placement import PLACEMENTS, offer
+from ..placement.placement import offer
 from ..settings import sources
 from ..settings.extras import install
 from ..settings.settings import NO_TRANSCRIBER, Settings, shown
 from ..telemetry.logs import announce, configure
-from .gateways import read_gateway
+from .relay import read_gateway
 
 if TYPE_CHECKING:
     from ..api.views import LoadViewer
@@ -128,8 +128,21 @@ def _workers(settings: Settings) -> Iterator[str]:
 
 
 def _placements(settings: Settings) -> Iterator[str]:
-    for name in PLACEMENTS:
+    least, most, name = settings.workers_wanted, settings.workers_max, settings.placement
+    if most is not None and most < least:
+        yield f"workers_max: {most} is less than workers_wanted, {least}"
+    if name == "auto":
+        for other in ("workers_wanted", "workers_max"):
+            if getattr(settings, other) != getattr(Settings(), other):
+                yield f"{other}: it is for a placement that starts workers, such as ray"
+        return
+    for other in ("isolate", "workers", "worker_addresses"):
+        if getattr(settings, other):
+            yield f"{other}: leave it out, or placement {name}, which has workers of its own"
+    try:
         yield from offer(name).problems(settings)
+    except ValueError as error:
+        yield f"placement: {error}"
 
 
 def _gateways(settings: Settings) -> Iterator[str]:

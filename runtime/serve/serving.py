@@ -46,14 +46,14 @@ from ..net.listener import Address
 from ..net.memory import find_what_was_spared, keep_what_is_freed, spare_what_stays
 from ..net.tls import Certificate, CertificateError
 from ..placement.placement import Load, Placement, Scales, placement_of
-from ..session.identity import SystemIdentities
 from ..session.journal import FIN_WAIT_S, ready_now
 from ..session.model_calls import RELEASE_WAIT_S
 from ..session.server import Server
+from ..session.setup import SystemIdentities
 from ..session.speech_input import ENERGY_ONLY, SpeechInput, Transcriber
 from ..settings.settings import Settings
 from ..slots.workers import REPLACE_SPARE_S, Workers
-from ..telemetry.setup import TracesMissingError
+from ..telemetry.watchers import TracesMissingError
 from .gateway import Gateway
 
 # -- open files ------------------------------------------------------------------------------------
@@ -338,6 +338,8 @@ async def _judge(settings: Settings) -> Callable[[], Judge]:
     try:
         await anyio.to_thread.run_sync(network, abandon_on_cancel=True)
     except NoSileroError as error:
+        if settings.detector is None:
+            return EnergyJudge
         raise CannotServeError(str(error)) from error
     return SileroJudge
 

@@ -5,9 +5,11 @@
   that are posted; while it waits, a task that brings an event (`bring`) does it instead.
 - Posting never blocks. Client bytes are bounded: `frames_received` waits while the inbox or the
   decoder is too far behind, and a bounded time for the recorder.
+- Where a slow judge looks for speech, all other events wait in the inbox until it has answered: the
+  session sees what it would see if the judge answered at once.
 - The driver awaits only its inbox: never the network, a model call or the log. Only `Send` and
   `Close` wait for the log's write(2), in the writer task.
-- An effect goes to the part that performs it, and none of them waits: `ClientConnection`, the slot
+- An effect goes to the part that performs it, and none of them waits: `AttachedClient`, the slot
   and the model (`ModelCalls`), timers, media decodes, speech detection.
 """
 
@@ -42,12 +44,12 @@ from ..media.decoder import Client, decode_at_once
 from ..media.speech_detector import SpeechDetector
 from ..media.values import Decoded, MediaError
 from ..net.connection import Connection, Ready
+from ..net.limits import LARGE_BYTES_MIN, LargeMessageLimiter
 from ..telemetry.watching import SessionStatus, Watcher
 from .crash_recovery import RecoveredSession
 from .journal import FrameIndex, Journal, MarkRefused, OpenLog, ready_now
 from .model_calls import Inbox, ModelCalls
-from .peer import ClientConnection, Tokens
-from .rate_limiter import LARGE_BYTES_MIN, RateLimiter
+from .peer import AttachedClient, Tokens
 from .speech_input import SpeechInput
 
 T = TypeVar("T")
@@ -95,7 +97,7 @@ class Driver:
         open_log: OpenLog | None,
         make_calls: Callable[[Inbox], ModelCalls],
         decode_media: DecodeMedia,
-        limiter: RateLimiter,
+        limiter: LargeMessageLimiter,
         has_room: Callable[[int], bool],
         owner: str,
         party: str,
@@ -134,13 +136,15 @@ class Driver:
             units_dropped = recovered.session.counts["units_dropped"]
         self.away_ns = self.now_ns() if recovered and recovered.fork is None else None
         self._journal = Journal(open_log, self._recording_failed, **log_so_far)
-        self.peer = ClientConnection(token, self._journal.again, tokens)
+        self.peer = AttachedClient(token, self._journal.again, tokens)
         client = Client(is_live=opened.mode != "chat", owner=owner)
         self._decodes = MediaDecodes(
             decode=decode_media, client=client, inbox=self, on_done=self._relieve
         )
         self._calls = make_calls(self)
+        self._speech_input = speech_input
         self._detector = SpeechDetector(speech_input.make_judge)
+        self._sounds = deque[ef.DetectSpeech]()
         self._timers = Timers(self)
         self._transcript = speech_input.transcript_writer(opened, self, units_dropped)
         for event in () if recovered is None else recovered.losses(self.now_ns()):
@@ -299,7 +303,8 @@ class Driver:
         """
         if number != self.peer.number:
             return anyio.sleep_forever()  # another connection has taken its place
-        self.peer.tokens.forget_old()  # it has its greeting: it sends on the new connection
+        if self.peer.tokens.hashes[1:]:  # it has its greeting: it sends on the new connection
+            self.peer.tokens.forget_old()
         first = frames[0]
         if isinstance(first, Shortened):
             self.bring(ev.FrameReceived(at_ns=self.now_ns(), frame=None, shortened=first))
@@ -409,8 +414,8 @@ class Driver:
 
     async def _next_event(self, session: Session) -> ev.Event | None:
         """Wait for an event; None when the session is suspended or finished."""
-        while self._recording_lost or self.is_suspended or not self._events:
-            if self.is_suspended or session.is_finished:
+        while self._recording_lost or self._is_left or not self._events:
+            if self._is_left or session.is_finished:
                 return None
             if self._recording_lost:
                 self._recording_lost = False
@@ -425,6 +430,11 @@ class Driver:
         if isinstance(event, ev.FrameReceived):
             self._relief.set()  # The reader wakes only after the frame's step.
         return event
+
+    @property
+    def _is_left(self) -> bool:
+        """Whether it is suspended now: speech of its last sound is not found again."""
+        return self.is_suspended and not self._events.expects_speech
 
     def _at_once(self, take: Callable[..., T], *arguments: object) -> T | None:
         """Take something in the task that brings it, and step what this brings.
@@ -474,7 +484,7 @@ class Driver:
             if is_early and not self._has_room(len(event.frame or b"")):
                 event = attrs.evolve(event, has_room=False)
             event = session.shortened(event)
-        self._journal.append_event(event)
+        self._journal.append_event(event, is_step=True)
         self._record_and_perform(session, event, session.step(event))
 
     def _record_and_perform(
@@ -499,8 +509,11 @@ class Driver:
             if self._transcript is not None:
                 self._transcript.saw(effect)
             match effect:
-                case ef.Send():
-                    self.peer.send(effect.frame, ready)
+                case ef.Send(frame=frame):
+                    if self.peer.arrivals:
+                        frame = self.peer.with_token(frame)
+                    if self.peer.connection is not None:
+                        self.peer.connection.send(frame, ready)
                 case ef.Attach():
                     self.peer.greet(effect, ready)
                 case ef.Close():
@@ -511,7 +524,7 @@ class Driver:
                 case ef.CancelDecode():
                     self._decodes.cancel(effect.media)
                 case ef.DetectSpeech():
-                    self._events.put_first(self._detector.detect(effect, now_ns))
+                    self._find_speech(effect, now_ns)
                 case ef.SetTimer():
                     self._timers.set(effect)
                 case ef.CancelTimer():
@@ -521,6 +534,31 @@ class Driver:
                 case _:
                     self._calls.perform(effect)
 
+    def _find_speech(self, effect: ef.DetectSpeech, now_ns: int) -> None:
+        """Have speech found in sound, before any other event is taken."""
+        if not self._detector.is_slow(effect):
+            self._events.put_first(self._detector.detect(effect, now_ns))
+            return
+        self._sounds.append(effect)
+        if not self._events.is_held:
+            self._events.is_held = True
+            self._tasks.start_soon(self._judge, now_ns)
+
+    async def _judge(self, at_ns: int) -> None:
+        """Judge the sounds of a step, and then go on."""
+        found: list[ev.Event] = []
+        held_bytes = sum(len(effect.data) for effect in self._sounds)
+        self._events.frame_bytes += held_bytes
+        while self._sounds:
+            effect = self._sounds.popleft()
+            found += await self._speech_input.search(self._detector, effect, at_ns)
+        self._events.frame_bytes -= held_bytes
+        self._events.is_held = False
+        # Stepped now: after a mark, and before the events that wait.
+        self._events.put_first(attrs.evolve(event, at_ns=self._next_ns()) for event in found)
+        self._relieve()
+        self._events.wake()
+
 
 class EventQueue:
     """The events that wait to be stepped, and the wait of the driver's task for them.
@@ -528,7 +566,8 @@ class EventQueue:
     Those that were posted are behind those that the last step has found.
 
     Attributes:
-        frame_bytes: the bytes of the client's messages in it.
+        frame_bytes: the bytes of the client's messages in it, and of the sound that is searched.
+        is_held: none is taken: speech is being looked for in the sound of the last step.
         is_emptied: another task takes what is posted, and the driver's task sleeps on.
     """
 
@@ -539,14 +578,21 @@ class EventQueue:
         self._arrival = anyio.Event()
         self._is_waited_for = False
         self.is_emptied = False
+        self.is_held = False
 
     def __bool__(self) -> bool:
-        return bool(self._posted or self._found)
+        return not self.is_held and bool(self._posted or self._found)
+
+    @property
+    def expects_speech(self) -> bool:
+        """Whether speech was found, or is being looked for, in the sound of the last step."""
+        return self.is_held or bool(self._found)
 
     @property
     def is_idle(self) -> bool:
         """Whether the driver's task waits, and nothing has woken it."""
-        return self._is_waited_for and not self.is_emptied and not self._arrival.is_set()
+        is_quiet = not (self.is_emptied or self.is_held or self._arrival.is_set())
+        return self._is_waited_for and is_quiet
 
     @property
     def first_ns(self) -> int | None:
@@ -573,7 +619,7 @@ class EventQueue:
 
     def take(self) -> ev.Event | None:
         """Take the next event; None without one."""
-        if not (self._found or self._posted):
+        if not self:
             return None
         event = self._found.popleft() if self._found else self._posted.popleft()
         if isinstance(event, ev.FrameReceived):
@@ -703,7 +749,7 @@ class Timers:
             self._sleep_until_next()
 
     async def run(self) -> None:
-        """Post each timer when it is due, until cancelled."""
+        """Bring each timer's event when it is due, until cancelled."""
         while True:
             with anyio.CancelScope() as self._sleep:
                 self._sleep_until_next()
@@ -719,7 +765,8 @@ class Timers:
     def _fire(self) -> None:
         now_ns = self._inbox.now_ns()
         due = [it for it in self._pending.values() if it.at_ns <= now_ns + ROUNDING_NS]
-        for it in sorted(due, key=lambda it: it.at_ns):
+        for it in due:
             del self._pending[it.name]
+        for it in sorted(due, key=lambda it: it.at_ns):
             fired = ev.TimerFired(at_ns=now_ns, name=it.name, generation=it.generation)
-            self._inbox.post(fired)
+            self._inbox.bring(fired)

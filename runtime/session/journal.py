@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,7 @@ from recorder.read.scan import Damage
 from recorder.write.log import SessionLog
 
 from ..net.connection import Ready
-from .rate_limiter import LARGE_BYTES_MIN
+from ..net.limits import LARGE_BYTES_MIN
 
 RECORDER_STALL_S: Final = 2.0
 """The longest pause of reading while the recorder is behind: a close must be seen (B6)."""
@@ -126,6 +126,7 @@ class Journal:
         self._log: SessionLog | None = None
         self._begun: SessionLog | None = None
         self._removed: Ready = ready_now
+        self._noted: list[Record] = []
         if open_log is not None:
             try:
                 self._log = self._begun = open_log(self._failed)
@@ -133,12 +134,17 @@ class Journal:
                 _logger.error("there is no recording: %s", error)
                 on_failure()
 
-    def append_event(self, *events: Event) -> None:
-        """Append an event before it is stepped; or several of one time, without effects."""
+    def append_event(self, *events: Event, is_step: bool = False) -> None:
+        """Append an event before it is stepped; or several of one time, without effects.
+
+        `is_step`: `append_effects` follows, and hands both over together; if not, `finish` does.
+        """
         if self._log is None:
             self._seq += len(events)
-        else:
-            self._append(events[0].at_ns, [*map(event_record, events)], urgent=False)
+            return
+        self._note(events[0].at_ns, map(event_record, events))
+        if not is_step:
+            self._hand_over(urgent=False)
 
     def append_effects(self, session: Session, event: Event, effects: tuple[Effect, ...]) -> Ready:
         """Append a step's effects before they are performed; the wait of `Send` and `Close`."""
@@ -148,6 +154,7 @@ class Journal:
         if session.peer.is_asleep:
             self._hashes.forget()
         if not effects and not session.is_hash_due(event):
+            self._hand_over(urgent=False)
             return ready_now
         urgent = not _AWAITED.isdisjoint(map(type, effects))
         recorded = step_records(session, event, effects, self._hashes)
@@ -173,11 +180,12 @@ class Journal:
 
     def leave(self) -> None:
         """Append nothing more: another server will go on with the log."""
+        self._hand_over(urgent=False)
         self._log = None
 
     def forget(self) -> None:
         """Stop recording, and remove the log."""
-        self._log = None
+        self._log, self._noted = None, []
         if self._begun is not None:
             self._begun.discard()
             self._removed = partial(self._gone, self._begun)
@@ -212,12 +220,17 @@ class Journal:
 
     def _append(self, at_ns: int, recorded: Sequence[tuple[str, Fields]], *, urgent: bool) -> None:
         """Append records at once, so that they share a block."""
-        first, self._seq = self._seq, self._seq + len(recorded)
-        if self._log is not None and recorded:
-            records = [
-                Record(kind=kind, seq=seq, at_ns=at_ns, fields=fields)
-                for seq, (kind, fields) in enumerate(recorded, first)
-            ]
+        self._note(at_ns, recorded)
+        self._hand_over(urgent=urgent)
+
+    def _note(self, at_ns: int, recorded: Iterable[tuple[str, Fields]]) -> None:
+        for kind, fields in recorded:
+            self._noted.append(Record(kind=kind, seq=self._seq, at_ns=at_ns, fields=fields))
+            self._seq += 1
+
+    def _hand_over(self, *, urgent: bool) -> None:
+        records, self._noted = self._noted, []
+        if self._log is not None and records:
             try:
                 self._log.append(*records, urgent=urgent)
             except LogFull as full:
@@ -323,6 +336,7 @@ class Journal:
 
     async def finish(self, at_ns: int, fields: Fields) -> None:
         """Write `fin` with `reason` and counts, after the session's slot is back, and sync."""
+        self._hand_over(urgent=False)
         log, self._log = self._log, None
         if log is None:
             return

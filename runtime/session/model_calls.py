@@ -39,6 +39,7 @@ from typing import Final, Protocol
 import anyio
 import attrs
 from anyio.abc import TaskGroup
+from structlog import contextvars
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
@@ -48,12 +49,10 @@ from protocol.values.model import PAST_UNITS_MAX, PastUnit
 from recorder.format.errors import RecorderError
 from recorder.read.past import Past
 
-from ..link.calls import HeldModel, failure_of
 from ..model.backends import base
 from ..slots.admission import Admission, Refused, Ticket
 from ..slots.pool import Lease
 from ..slots.workers import Workers
-from ..telemetry.logs import name_unit
 from . import journal
 
 RELEASE_WAIT_S: Final = 10.0
@@ -115,7 +114,7 @@ class LeasedSlot:
     """
 
     lease: Lease
-    model: HeldModel
+    model: base.HeldModel
     is_lost: bool = False
     is_releasing: bool = False
     is_over: anyio.Event = attrs.Factory(anyio.Event)
@@ -243,7 +242,7 @@ class ModelCalls:
         assert self._slot is None, "a slot is given back before the next is leased"
         now_ns, number = self._inbox.now_ns, lease.generation
         backend = self._workers.backend_of(lease)
-        model = HeldModel(backend=backend, slot=lease.slot, now_ns=now_ns)
+        model = base.HeldModel(backend=backend, slot=lease.slot, now_ns=now_ns)
         self._slot = LeasedSlot(lease=lease, model=model)
         self._inbox.post(ev.SlotLeased(at_ns=now_ns(), lease=number, slot=lease.slot))
         self._workers.hold(
@@ -351,7 +350,7 @@ class ModelCalls:
             isinstance(effect, ef.OpenBackend) or not is_gone
         ):
             refused = str(error) if isinstance(error, base.BackendRefused) else ""
-            event = failure_of(effect, error, at_ns, refused)
+            event = base.failure_of(effect, error, at_ns, refused)
             level = logging.INFO if slot.model.is_cut else logging.WARNING
             _logger.log(level, "%s: %s", event, error)
         elif not is_gone:
@@ -385,8 +384,16 @@ class ModelCalls:
         )
 
 
+def name_unit(index: int | None) -> None:
+    """Set the unit id on this task's log records; None clears it."""
+    if index is None:
+        contextvars.unbind_contextvars("unit")
+    else:
+        contextvars.bind_contextvars(unit=index)
+
+
 async def try_to_open(
-    model: HeldModel, effect: ef.OpenBackend | ef.RunChunk, is_over: anyio.Event
+    model: base.HeldModel, effect: ef.OpenBackend | ef.RunChunk, is_over: anyio.Event
 ) -> None:
     """Open what a call is made on; retry while that may help until `is_over`.
 

@@ -1,7 +1,7 @@
 """The client of a session: its connection, which may change, and its right to come back.
 
-The driver sends by it (`ClientConnection`). The machine's `peer` decides what is sent; the client's
-own end, also a `ClientConnection`, is `protocol.machine.client`.
+The driver sends by it (`AttachedClient`). The machine's `peer` decides what is sent; the client's
+own end is `protocol.machine.client`.
 
 A token is a client's right to come back to its session, once: each connection is greeted with
 another one. The one before stays right until the client's first message, for the greeting may be
@@ -31,8 +31,7 @@ from protocol.values.messages import ComeBack, Replaced, Resumable
 from protocol.values.modes import Mode
 from protocol.wire.dialects.shared import REPLACED, RESUMABLE, TOKEN
 
-from ..net.connection import Connection, Ready
-from ..net.websocket import WebSocket
+from ..net.connection import Connection, Ready, WebSocket
 from .journal import FrameIndex, frames_of, ready_now
 
 NO_TOKEN: Final = "0" * 64
@@ -60,30 +59,34 @@ class Tokens:
 
     def __init__(self, hashes: Sequence[str]) -> None:
         """`hashes`: of the tokens, the last given first; without any no token is right."""
-        self._hashes = list(hashes)
+        self.hashes = list(hashes)
 
     def is_right(self, token: str) -> bool:
         """Whether a client with this token may come back; in constant time."""
         given = hash_of(token)
-        return sum(hmac.compare_digest(given, known) for known in self._hashes) > 0
+        return sum(hmac.compare_digest(given, known) for known in self.hashes) > 0
 
     def give(self, token: str, *, used: str) -> str:
         """Take the next token in place of one that was used; returns its hash."""
-        self._hashes = [hash_of(token), hash_of(used)]
-        return self._hashes[0]
+        self.hashes = [hash_of(token), hash_of(used)]
+        return self.hashes[0]
 
     def forget_old(self) -> None:
         """Keep only the last token: the client has it."""
-        del self._hashes[1:]
+        del self.hashes[1:]
 
 
-class ClientConnection:
+class AttachedClient:
     """The connection of one session's client.
 
     Args:
         token: the first one; empty for a session that cannot be resumed, or that is recovered.
         again: reads the frames from one ordinal up to another from the log.
         tokens: those of a session that is recovered.
+
+    Attributes:
+        connection: the last one; None before one comes to a server that went on with the session.
+        arrivals: connections that wait for their greeting.
     """
 
     def __init__(
@@ -94,9 +97,9 @@ class ClientConnection:
     ) -> None:
         self._again = again
         self.tokens: Final = tokens or Tokens([hash_of(token)] if token else [])
-        self._arrivals: deque[_Arrival] = deque()
+        self.arrivals: deque[_Arrival] = deque()
         self._first = token
-        self._connection: Connection | None = None
+        self.connection: Connection | None = None
         self.number = -1 if tokens is None else 0  # the first one was another server's
 
     def next_number(self) -> int:
@@ -106,53 +109,48 @@ class ClientConnection:
 
     def first(self, connection: Connection) -> None:
         """Take the connection with which the session begins."""
-        self._connection = connection
+        self.connection = connection
         if self._first:
-            self._arrivals.append(_Arrival(connection, self._first))
+            self.arrivals.append(_Arrival(connection, self._first))
 
     def resume(self, connection: Connection, *, used: str, token: str) -> str:
         """Take a new connection of a client with a right token; returns the next token's hash.
 
         It gets the session from `greet` on.
         """
-        self._arrivals.append(_Arrival(connection, token))
+        self.arrivals.append(_Arrival(connection, token))
         return self.tokens.give(token, used=used)
 
-    def send(self, frame: str, ready: Ready) -> None:
-        """Send a frame on the connection, if there was one since the server began.
-
-        In vLLM-Omni's protocol the first token comes in `session.created`.
-        """
-        if self._arrivals and frame.startswith(_CREATED) and _OWN_TOKEN in frame:
-            token = self._arrivals.popleft().token
-            frame = frame.replace(TOKEN, token, 1)
-        if self._connection is not None:
-            self._connection.send(frame, ready)
+    def with_token(self, frame: str) -> str:
+        """Write the token into a frame before a greeting: in vLLM-Omni's `session.created`."""
+        if frame.startswith(_CREATED) and _OWN_TOKEN in frame:
+            return frame.replace(TOKEN, self.arrivals.popleft().token, 1)
+        return frame
 
     def close(self, code: int, reason: str, ready: Ready) -> None:
-        """Close the connection, as `send`."""
-        if self._connection is not None:
-            self._connection.close(code, reason, ready)
+        """Close the connection, if there was one since the server began."""
+        if self.connection is not None:
+            self.connection.close(code, reason, ready)
 
     def hang_up(self, code: int = CLOSE_INTERNAL_ERROR) -> None:
         """Close the connections that the session left open: it broke, or ended before a greeting.
 
         A client that came too late for a greeting gets the end when it comes again.
         """
-        for arrival in self._arrivals:
+        for arrival in self.arrivals:
             arrival.connection.close(code, "", ready_now)
         self.close(code, "", ready_now)
 
     def greet(self, effect: Attach, ready: Ready) -> None:
         """Send the new connection its greeting, and the frames that the client does not have."""
-        arrival = self._arrivals.popleft()
-        if self._connection is not None and self._connection is not arrival.connection:
-            self._connection.send(REPLACED.encode(Replaced()), ready_now)
-            self._connection.close(CLOSE_NORMAL, "replaced", ready_now)
-        self._connection = arrival.connection
-        self._connection.send(effect.frame.replace(TOKEN, arrival.token), ready)
+        arrival = self.arrivals.popleft()
+        if self.connection is not None and self.connection is not arrival.connection:
+            self.connection.send(REPLACED.encode(Replaced()), ready_now)
+            self.connection.close(CLOSE_NORMAL, "replaced", ready_now)
+        self.connection = arrival.connection
+        self.connection.send(effect.frame.replace(TOKEN, arrival.token), ready)
         if effect.after + 1 < effect.before:
-            self._connection.send_again(self._again(effect.after + 1, effect.before))
+            self.connection.send_again(self._again(effect.after + 1, effect.before))
 
 
 ENDED_MAX: Final = 1024

@@ -30,8 +30,8 @@ from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder
 
 from ..model.backends.base import Backend, DeviceLost
-from ..net.connection import Connection
-from ..net.websocket import WebSocket
+from ..net.connection import Connection, WebSocket
+from ..net.limits import LargeMessageLimiter
 from ..settings.settings import MIB, Settings
 from ..slots.admission import Admission, Refused
 from ..slots.pool import PoolCounts
@@ -42,12 +42,10 @@ from . import journal
 from .crash_recovery import RecoveredSession, recover_sessions
 from .driver import DecodeMedia, Driver, clock_ns
 from .forking import ForkQueue, ForkRefused, unsupported, write_fork
-from .identity import Identities, Identity
 from .journal import MarkRefused, OnFailed, OpenLog
 from .model_calls import ModelCalls
 from .peer import Ended, EndedSessions
-from .rate_limiter import RateLimiter
-from .setup import Arrival, first_event, log_head
+from .setup import Arrival, Identities, Identity, first_event, log_head
 from .speech_input import ENERGY_ONLY, SpeechInput
 
 REFRESH_S: Final = 3.0
@@ -120,7 +118,7 @@ class Server:
         self._drivers: dict[Driver, None] = {}
         self._all_ended = anyio.Event()
         self._absent = anyio.Event()
-        self._limiter = RateLimiter()
+        self._limiter = LargeMessageLimiter()
         self._ended = EndedSessions(settings.resume_s)
 
     @property

@@ -1,5 +1,9 @@
 """What hears users in addition to the model: a detector of speech, and a second model.
 
+A trained detector judges sound in a thread, that of all sessions together. A session's other events
+wait for it, so that what it finds follows on the sound. Long sound is judged a second at a time, in
+turn with that of other sessions; a single frame is judged at once.
+
 What users say is transcribed by the second model, the transcriber (`UserTranscribed`). A session's
 seconds are transcribed as its model gets them, one after the other, on a slot of the transcriber.
 An utterance begins with the second before the one in which speech is found, and ends with the one
@@ -11,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import anyio
@@ -20,10 +24,10 @@ import attrs
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.limits import MS_PER_S, SPEECH_SILENCE_MS, SPEECH_THRESHOLD
-from protocol.values.model import INPUT_RATE_HZ, Chunk
+from protocol.values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, Chunk
 from protocol.wire.audio import to_pcm16
 
-from ..media.speech_detector import EnergyJudge, Judge, SpeechDetector
+from ..media.speech_detector import EnergyJudge, Judge, SpeechDetector, SpeechEvent
 from ..model.backends.base import Backend, BackendError, Closes, Transcribes, TranscriptSession
 from .model_calls import Inbox
 
@@ -181,6 +185,79 @@ def _asked(second: Second, *, is_speech: bool) -> ef.DetectSpeech:
     )
 
 
+async def in_thread(work: Callable[[], object]) -> object:
+    """Judge sound off the event loop."""
+    return await anyio.to_thread.run_sync(work)
+
+
+@attrs.define(eq=False)
+class Search:
+    """A piece of sound that waits to be judged, and then what was found in it."""
+
+    detector: SpeechDetector
+    effect: ef.DetectSpeech
+    at_ns: int
+    found: list[SpeechEvent] | Exception | None = None
+    is_due: anyio.Event = attrs.field(factory=anyio.Event)
+
+    def run(self) -> None:
+        """Judge it; an exception is its session's."""
+        try:
+            self.found = list(self.detector.detect(self.effect, self.at_ns))
+        except Exception as error:
+            self.found = error
+
+
+@attrs.define(eq=False)
+class JudgeThread:
+    """A thread for the slow judges of all sessions: the pieces that wait for it go together.
+
+    One session's task brings them there, for a hop of each would cost more than the judging.
+    """
+
+    _waiting: list[Search] = attrs.field(factory=list, init=False)
+    _is_busy: bool = attrs.field(default=False, init=False)
+
+    async def judge(self, search: Search) -> None:
+        """Have a piece judged; cancelled, it is forgotten."""
+        self._waiting.append(search)
+        try:
+            while search.found is None:
+                if self._is_busy:
+                    await search.is_due.wait()
+                    search.is_due = anyio.Event()
+                else:
+                    await self._judge_all()
+        finally:
+            if search in self._waiting:
+                self._waiting.remove(search)
+            if self._waiting and not self._is_busy:
+                self._waiting[0].is_due.set()  # its session is next to bring what waits
+
+    async def _judge_all(self) -> None:
+        together, self._waiting, self._is_busy = self._waiting, [], True
+
+        def run() -> None:
+            for each in together:
+                each.run()
+
+        try:
+            await in_thread(run)
+        finally:
+            self._is_busy = False
+            self._waiting = [it for it in together if it.found is None] + self._waiting
+            for it in together:
+                it.is_due.set()
+
+
+def _seconds(effect: ef.DetectSpeech) -> Iterator[ef.DetectSpeech]:
+    """Cut sound into pieces of a second."""
+    size = effect.rate_hz * SAMPLE16_BYTES
+    for start in range(0, len(effect.data), size):
+        data = effect.data[start : start + size]
+        yield attrs.evolve(effect, at=effect.at + start // SAMPLE16_BYTES, data=data)
+
+
 @attrs.frozen
 class SpeechInput:
     """What hears a session's user in addition to the model; what it finds comes as events.
@@ -192,6 +269,20 @@ class SpeechInput:
 
     make_judge: Callable[[], Judge] = EnergyJudge
     transcriber: Transcriber | None = None
+    _thread: JudgeThread = attrs.field(factory=JudgeThread, init=False)
+
+    async def search(
+        self, detector: SpeechDetector, effect: ef.DetectSpeech, at_ns: int
+    ) -> list[SpeechEvent]:
+        """Search sound in a thread, as `detector` does."""
+        found: list[SpeechEvent] = []
+        for second in _seconds(effect):
+            search = Search(detector, second, at_ns)
+            await self._thread.judge(search)
+            if isinstance(search.found, Exception):
+                raise search.found
+            found += search.found or ()
+        return found
 
     def transcript_writer(
         self, opened: ev.ConnectionOpened, inbox: Inbox, dropped: int

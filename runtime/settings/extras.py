@@ -33,7 +33,6 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "duplex-tools": ("minicpm_o5_sdk",),
         "mcp": ("mcp",),
         "words": ("moonshine_voice",),
-        "ray": ("ray",),
         "store": ("obstore",),
         "traces": ("opentelemetry",),
         "webrtc": ("aiortc",),

@@ -332,10 +332,9 @@ class Settings:
     model: str = setting(
         "tiny",
         "tiny: the embedded trained model. scripted: plays a fixed script, hears nothing. "
-        "llama_omni:ws://HOST:PORT: a llama.cpp-omni server, one session or turn of chat at a "
-        "time. backend:NAME: what an installed package offers under this name. Otherwise the "
-        "folder of a MiniCPM-o checkpoint: config.json, tokenizer.json, safetensors, and "
-        "assets/token2wav for its voice. `antiphon doctor --model FOLDER` says whether it fits.",
+        "backend:NAME: what an installed package offers under this name. Otherwise the folder of "
+        "a MiniCPM-o checkpoint: config.json, tokenizer.json, safetensors, and assets/token2wav "
+        "for its voice. `antiphon doctor --model FOLDER` says whether it fits.",
     )
     transcriber: str | None = setting(
         None,
@@ -344,10 +343,12 @@ class Settings:
         "--model; it needs the mode transcription, and a slot for each session. none: no model.",
         unset="none; with --open moonshine, if it is installed",
     )
-    detector: Literal["energy", "silero"] = setting(
+    detector: Literal["energy", "silero"] | None = setting(
         "energy",
         "The detector of user speech, for interruptions: energy uses loudness; silero, a "
         "trained model (the extra vad), mistakes music and coughs for speech far less often.",
+        unset="silero, if it is installed, otherwise energy",
+        served=None,
     )
     barge_in: bool = setting(
         False,
@@ -375,25 +376,21 @@ class Settings:
         "tcp:HOST:PORT.",
         flag="--worker-address",
     )
-    placement: Literal["auto", "ray"] = setting(
+    placement: str = setting(
         "auto",
-        "auto: in the server's process, or where isolate and worker_addresses say. ray: on the "
-        "GPUs of a Ray cluster, a worker on each.",
-    )
-    ray_address: str = setting(
-        "auto",
-        "The Ray cluster: auto, the one that this machine belongs to; or the HOST:PORT of its "
-        "head.",
+        "auto: in the server's process, or where isolate and worker_addresses say. Otherwise what "
+        "an installed package offers under this name. ray: on the GPUs of the Ray cluster that "
+        "this machine belongs to, a worker on each; ray:HOST:PORT: of the one with this head.",
     )
     workers_wanted: int = setting(
         1,
-        "Workers to start on the Ray cluster; with workers_max, the minimum.",
+        "Workers that the placement starts; with workers_max, the minimum.",
         low=1,
         high=TEXTS_MAX,
     )
     workers_max: int | None = setting(
         None,
-        "Maximum workers on the Ray cluster; the load decides how many run.",
+        "Maximum workers of the placement; the load decides how many run.",
         low=1,
         high=TEXTS_MAX,
         unset="workers_wanted",

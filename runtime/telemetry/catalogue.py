@@ -62,6 +62,8 @@ TOKEN_BUCKETS: Final = (256.0, 512.0, 1024.0, 2048.0, 4096.0, 6144.0, 8192.0, 16
 
 BROKEN_OFF: Final = "broken_off"
 """The end of a session without a reason: a bug of ours, or a hard stop."""
+OUR_FAULTS: Final = frozenset({BROKEN_OFF, "backend_error"})
+"""The ends that are warnings in the log."""
 _DUPLEX: Final = tuple(mode for mode in MODES if OF_MODE[mode].work == "unit")
 
 

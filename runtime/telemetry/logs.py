@@ -4,16 +4,14 @@ r"""The server's own log: one line for each event, as JSON for machines or as te
 
 - All our code uses `logging`; only the command line calls `configure`: an embedded library leaves
   logging as it is.
-- `session` and `unit` are bound in a task (`bound_session`, `name_unit`), and inherited by its
-  tasks and threads.
+- `session` is bound in a task (`bound_session`), and inherited by its tasks and threads; so is
+  `unit`, by the task that makes the model's calls.
 - An event is one line of JSON. In text an exception's trace follows, each line after a bar, so that
   it cannot look like a log line.
 - Characters that are not printable are escaped and lengths are bounded, in exceptions too: a
   client's `\n` or `\x1b[2J` can neither forge a line nor reach a terminal.
 - Local variables are never written; they hold sound, words and keys.
 - Of warnings with one text only `REPEATED_MAX` a second are written, and then how many were not.
-- Each session logs its start, its end with its counts, and what an operator may act on
-  (`SessionsLogger`). A client's texts and labels are never logged.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Final, Literal, TextIO
@@ -33,13 +31,7 @@ from structlog.stdlib import ExtraAdder, ProcessorFormatter, add_log_level, add_
 from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import EventDict, WrappedLogger
 
-from protocol.machine.session import Session
-from protocol.values import events as ev
 from protocol.values.digest import session_id_of
-from protocol.values.effects import DropUnit, Effect, ForgetRecording
-from protocol.values.limits import NS_PER_S
-
-from .catalogue import BROKEN_OFF
 
 # -- the log's lines -------------------------------------------------------------------------------
 
@@ -119,14 +111,6 @@ def bound_session(recording_id: str) -> AbstractContextManager[None]:
     """Set the session ids on log records within this context."""
     named = {"session": recording_id, "session_id": session_id_of(recording_id)}
     return contextvars.bound_contextvars(**named)
-
-
-def name_unit(index: int | None) -> None:
-    """Set the unit id on this task's log records; None clears it."""
-    if index is None:
-        contextvars.unbind_contextvars("unit")
-    else:
-        contextvars.bind_contextvars(unit=index)
 
 
 class _Handler(logging.StreamHandler[TextIO]):
@@ -250,80 +234,3 @@ def _trace_as_text(_logger: WrappedLogger, _method: str, fields: EventDict) -> E
         lines = [line for part in found.format() for line in part.rstrip("\n").split("\n")]
         fields["exception"] = lines[:TRACE_LINES_MAX]
     return fields
-
-
-# -- the lines of a session ------------------------------------------------------------------------
-
-
-OUR_FAULTS: Final = frozenset({BROKEN_OFF, "backend_error"})
-"""The ends that are warnings."""
-
-_logger = logging.getLogger("antiphon.session")
-
-
-class SessionsLogger:
-    """Logs every session (`Telemetry`)."""
-
-    def watch(self, opened: ev.ConnectionOpened, owner: str) -> SessionLogger:
-        """As `Telemetry`."""
-        return SessionLogger(opened, owner)
-
-
-class SessionLogger:
-    """Logs one session (`Watcher`); `owner` is the name of its key, or empty."""
-
-    def __init__(self, opened: ev.ConnectionOpened, owner: str) -> None:
-        self._session: Session | None = None
-        self._at_ns = 0
-        self._has_dropped = self._is_forking = False
-        self._named: Final = {
-            "session": opened.recording_id,
-            "session_id": session_id_of(opened.recording_id),
-            **({"key": owner} if owner else {}),
-        }
-        self._of: Final = {"mode": opened.mode, "endpoint": opened.endpoint}
-        self._log(logging.INFO, "session opened", **self._of)
-
-    def saw(self, event: ev.Event, effects: tuple[Effect, ...], session: Session) -> None:
-        """Log what an operator may have to act on."""
-        self._session, self._at_ns = session, event.at_ns
-        match event:
-            case ev.RecordingFailed():
-                self._log(logging.ERROR, "the session is no longer recorded")
-            case ev.Flooded():
-                self._log(logging.WARNING, "the client sends more than can be recorded")
-            case ev.BackendLost():
-                self._log(logging.WARNING, "the model was lost")
-            case ev.Forked():
-                self._is_forking = True
-            case ev.Rebuilt() if self._is_forking:
-                self._is_forking = False
-                self._log(logging.INFO, "the fork begins", steps=event.steps)
-            case ev.Rebuilt():
-                self._log(logging.WARNING, "the session moved", steps=event.steps)
-        for effect in effects:
-            if isinstance(effect, ForgetRecording):
-                self._log(logging.INFO, "the client asked not to be recorded")
-            elif isinstance(effect, DropUnit) and not self._has_dropped:
-                self._has_dropped = True
-                self._log(logging.INFO, "input comes too fast: seconds of it are dropped")
-
-    def received(
-        self, events: Sequence[ev.FrameReceived], _messages: object, session: Session
-    ) -> None:
-        """As `Watcher`; nothing is logged."""
-        self._session, self._at_ns = session, events[-1].at_ns
-
-    def over(self, reason: str | None) -> None:
-        """Log the session's end, with its counts."""
-        why = reason or BROKEN_OFF
-        level = logging.WARNING if why in OUR_FAULTS else logging.INFO
-        fields: dict[str, object] = {"reason": why, **self._of}
-        if self._session is not None:
-            fields |= {"dialect": self._session.dialect_name}
-            fields |= {"seconds": round(self._at_ns / NS_PER_S, 3), **self._session.counts}
-        self._log(level, "session over", **fields)
-
-    def _log(self, level: int, text: str, **fields: object) -> None:
-        if _logger.isEnabledFor(level):
-            _logger.log(level, text, extra={**self._named, **fields})

@@ -1,17 +1,13 @@
 """All metrics of a server and its sessions, for Prometheus.
 
 - The server's state is gauges, asked of it at each scrape; a recorder's counts are counters.
-- Sessions are counted later, many steps at once. A step of a session comes some milliseconds after
-  another's, and by then the CPU's caches hold other things: counted at once, each takes three times
-  as long. What a meter reads of the session is noted with the step, so the figures are the same.
-  With 20 sessions this saves a seventh of a unit's CPU.
+- Sessions are counted later, many steps at once (`meters.Backlog`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 from typing import Final, get_args
 from weakref import WeakValueDictionary
@@ -24,12 +20,9 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from protocol.machine.session import Connected, Session
-from protocol.values import events as ev
-from protocol.values.effects import Effect, StartTurn
+from protocol.machine.session import Connected
 from protocol.values.events import ConnectionOpened
 from protocol.values.modes import Mode
-from protocol.values.requests import ClientMessage
 from protocol.values.state import State
 from recorder.storage.retention import Cause, RetentionStatistics
 
@@ -37,8 +30,8 @@ from ..access.gate import Reason
 from ..net.limits import Counters, Drop, Refusal
 from ..slots.workers import WorkersStatistics
 from .catalogue import Metric
-from .meters import Instruments, Labels, Meter, ModeInstruments, Series
-from .watching import Noted, ServerStatus
+from .meters import Backlog, DeferredMeter, Instruments, Labels, Meter, ModeInstruments, Series
+from .watching import ServerStatus
 
 # -- the server's state ----------------------------------------------------------------------------
 
@@ -239,106 +232,6 @@ def _gauge_family(metric: Metric, values: Mapping[LabelValues, float]) -> Family
     for labels, value in values.items():
         family.add_metric(labels, value)
     return family
-
-
-# -- counting later --------------------------------------------------------------------------------
-
-
-STEPS_MAX: Final = 32
-"""Counted at once: a millisecond."""
-BYTES_MAX: Final = 4 << 20
-"""Of clients' messages and media, kept by steps that wait."""
-
-
-class Backlog:
-    """The steps of a server's sessions that are not counted yet, in order."""
-
-    def __init__(self) -> None:
-        self._steps: list[Callable[[], None]] = []
-        self._bytes = 0
-
-    def put(self, count: Callable[[], None], size_bytes: int, *, is_large: bool = False) -> None:
-        """Take what counts a step of a size; count all if they are many, or one is large."""
-        self._steps.append(count)
-        self._bytes += size_bytes
-        if is_large or self._bytes > BYTES_MAX or len(self._steps) >= STEPS_MAX:
-            self.count()
-
-    def count(self) -> None:
-        """Count all steps."""
-        steps, self._steps, self._bytes = self._steps, [], 0
-        for count in steps:
-            count()
-
-
-class DeferredMeter:
-    """A session's meter, which counts when the backlog does (`Watcher`).
-
-    What it raises is raised by the next call.
-    """
-
-    def __init__(self, meter: Meter, backlog: Backlog) -> None:
-        self.meter: Final = meter
-        self._backlog = backlog
-        self._error: Exception | None = None
-
-    def saw(self, event: ev.Event, effects: tuple[Effect, ...], session: Session) -> None:
-        """As `Watcher`."""
-        self._check()
-        count = partial(self.meter.saw, event, effects, _note(session))
-        is_turn = StartTurn in map(type, effects)
-        # A turn has a whole conversation.
-        self._backlog.put(partial(self._count, count), _size_bytes(event), is_large=is_turn)
-
-    def received(
-        self,
-        events: Sequence[ev.FrameReceived],
-        messages: Sequence[ClientMessage],
-        session: Session,
-    ) -> None:
-        """As `Watcher`."""
-        self._check()
-        count = partial(self.meter.received, events, messages, _note(session))
-        self._backlog.put(partial(self._count, count), sum(map(_size_bytes, events)))
-
-    def over(self, reason: str | None) -> None:
-        """As `Watcher`."""
-        self._backlog.count()
-        self._check()
-        self.meter.over(reason)
-
-    def _count(self, count: Callable[[], None]) -> None:
-        """Count a step, unless an earlier one could not be counted."""
-        if self._error is None:
-            try:
-                count()
-            except Exception as error:
-                self._error = error
-
-    def _check(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-
-def _note(session: Session) -> Noted:
-    kind, peer = session.kind, session.peer
-    return Noted(
-        dialect_name=peer.dialect.name,
-        end_reason=kind.end_reason,
-        sent=peer.sent,
-        state=peer.state,
-        accepted=peer.accepted,
-        units_waiting=kind.loop.units_waiting,
-        samples_waiting=kind.samples_waiting,
-    )
-
-
-def _size_bytes(event: ev.Event) -> int:
-    if isinstance(event, ev.FrameReceived):
-        return len(event.frame or b"")
-    if isinstance(event, ev.MediaDecoded):
-        return len(event.pcm) + sum(map(len, event.pictures + event.stacked))
-    return 0
 
 
 # -- the metrics -----------------------------------------------------------------------------------

@@ -33,8 +33,7 @@ from protocol.values import events as ev
 from protocol.values.limits import NS_PER_MS
 from protocol.values.model import UnitResult
 
-from .catalogue import BROKEN_OFF
-from .logs import OUR_FAULTS
+from .catalogue import BROKEN_OFF, OUR_FAULTS
 
 EXPORTER: Final = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 NS_PER_US: Final = 1_000

@@ -31,10 +31,15 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from recorder.format.errors import RecordInvalid
 
-from ..link.calls import OPENED_BY, HeldModel
-from ..link.frames import LinkError, LinkLeft
+from ..link.frames import (
+    GREETINGS_MAX,
+    HELLO_WAIT_S,
+    LINKS_MAX,
+    TEXT_CHARS_MAX,
+    LinkError,
+    LinkLeft,
+)
 from ..link.hello import Wire, greet_gateway
-from ..link.limits import GREETINGS_MAX, HELLO_WAIT_S, LINKS_MAX, TEXT_CHARS_MAX
 from ..link.link import Link
 from ..link.messages import Answer, Ask, Cancel, Failed, Message, Rebuild, Speaks, Why
 from ..model.backends import base
@@ -201,7 +206,7 @@ class Session:
     """
 
     number: int
-    model: HeldModel
+    model: base.HeldModel
     call: int = 0
     asked: Call | None = None
     early: int = 0
@@ -243,7 +248,7 @@ class GatewayLink:
                 raise LinkError(f"session {message.session} is opened twice")
             case Ask(effect=ef.OpenBackend() | ef.StartTurn() | ef.RunChunk()) if session is None:
                 self._open(message)
-            case Ask(effect=effect) if type(effect) not in OPENED_BY:
+            case Ask(effect=effect) if type(effect) not in base.OPENED_BY:
                 raise LinkError(f"a {type(effect).__name__} is not a call of a model")
             case _ if session is None:
                 raise LinkError(f"there is no session {message.session}")
@@ -257,7 +262,7 @@ class GatewayLink:
         except base.BackendError as error:
             self._send_failed(message.call, message.session, error)
             return
-        model = HeldModel(backend=self._worker.backend, slot=slot, now_ns=lambda: 0)
+        model = base.HeldModel(backend=self._worker.backend, slot=slot, now_ns=lambda: 0)
         session = self._sessions[message.session] = Session(number=message.session, model=model)
         self._start(session, message)
 

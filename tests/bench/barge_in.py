@@ -10,6 +10,11 @@ delay is from the first sample of the sentence; a network's and a machine's come
 
 Noises are made, not recorded: a coffee machine or a dog was not tried. A sound of attention is a
 quarter of a second of a voice that says "mm-hm".
+
+**Cost** (`--only cost`, on a quiet machine): sessions in real time, each with a user who speaks in
+pieces of 20, 100 or 1000 ms; the processor's time of the whole process for a second of sound, and
+how late a task wakes on the event loop. `silero on the loop` is what a server would do without its
+thread. The minute at once is the sound of one more client, as a file is sent.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 import wave
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -30,9 +36,10 @@ import numpy.typing as npt
 import soxr
 
 from protocol.values.limits import BACKCHANNEL_MS
-from runtime.media.speech_detector import EnergyJudge, Judge, SileroJudge
+from runtime.media.speech_detector import EnergyJudge, Judge, SileroJudge, network
 from runtime.model.backends.scripted import ScriptedBackend
-from runtime.session.speech_input import SpeechInput
+from runtime.session.speech_input import SpeechInput, in_thread
+from tests.bench.moonshine import TICK_S, lateness
 from tests.project.evidence import add_out
 from tests.sessions.in_memory import Peer, base64, on_virtual_time, talkative, world
 
@@ -226,19 +233,109 @@ def measure(count: int, make_judge: Callable[[], Judge]) -> dict[str, Any]:
     }
 
 
+SESSIONS: Final = (1, 8, 30)
+SECONDS: Final = 6
+
+
+class OnLoop(SileroJudge):
+    """The trained judge, on the event loop."""
+
+    is_slow = False
+
+
+JUDGES: Final[Mapping[str, Callable[[], Judge]]] = MappingProxyType(
+    {"energy": EnergyJudge, "silero on the loop": OnLoop, "silero": SileroJudge}
+)
+
+
+def cost(
+    make_judge: Callable[[], Judge], sessions: int, piece_ms: int, *, at_once: bool = False
+) -> dict[str, Any]:
+    """Have so many users speak in real time; and one more send a minute `at_once`."""
+    late: list[float] = []
+    used_s = behind_s = 0.0
+    draw = np.random.default_rng(sessions)
+    said = sentence(SENTENCES[-2], VOICES[0], draw)
+    sound = np.resize(np.concatenate([said, np.zeros(RATE_HZ)]), SECONDS * RATE_HZ)
+    minute = np.resize(sound, 60 * RATE_HZ)
+
+    def frame(samples: Sound) -> str:
+        audio = base64(np.rint(samples).clip(-32768, 32767).astype("<i2").tobytes())
+        return json.dumps({"type": "input_audio_buffer.append", "audio": audio})
+
+    pieces = [frame(it) for it in np.split(sound, SECONDS * 1000 // piece_ms)]
+
+    async def speak(peer: Peer, phase_s: float) -> None:
+        began_s = anyio.current_time() + phase_s
+        for number, piece in enumerate(pieces):
+            await anyio.sleep_until(began_s + number * piece_ms / 1000)
+            peer.send(piece)
+
+    async def body() -> None:
+        nonlocal used_s, behind_s
+        backend = ScriptedBackend(slots=sessions + 1)
+        async with world(backend, judge=in_thread) as server, anyio.create_task_group() as tasks:
+            server.server._speech_input = SpeechInput(make_judge)
+            peers = [
+                server.connect("audio", endpoint="openai", label="scripted")
+                for _ in range(sessions + at_once)
+            ]
+            for peer in peers:
+                await peer.heard("session.created")
+            used_s = time.process_time()
+            tasks.start_soon(lateness, late)
+            async with anyio.create_task_group() as users:
+                for place, peer in enumerate(peers[:sessions]):
+                    users.start_soon(speak, peer, place / sessions * piece_ms / 1000)
+                if at_once:
+                    await anyio.sleep(SECONDS / 2)
+                    peers[-1].send(frame(minute))
+            sent_s = anyio.current_time()
+            while not all(it.is_idle for it in server.server._drivers):  # noqa: ASYNC110 - at the end
+                await anyio.sleep(TICK_S)
+            behind_s = anyio.current_time() - sent_s
+            used_s = time.process_time() - used_s
+            tasks.cancel_scope.cancel()
+            for peer in peers:
+                peer.leave(1000)
+
+    anyio.run(body, backend="trio")
+    quantiles = {f"p{q}": round(float(np.percentile(late, q)) * 1000, 2) for q in (50, 99, 100)}
+    return {
+        "sessions": sessions,
+        "piece_ms": piece_ms,
+        "minute_at_once": at_once,
+        "cpu_s_per_s_of_sound": round(used_s / sessions / SECONDS, 4),
+        "loop_late_ms": quantiles,
+        "done_after_s": round(behind_s, 2),
+    }
+
+
 def main() -> int:
     """Measure, and keep what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--only", choices=("error", "cost"), help="one part; the other stays")
     add_out(parser)
     asked = parser.parse_args()
-    judges = {"energy": EnergyJudge, "silero": SileroJudge}
-    found = {
-        "what": "users who interrupt, and noises that do",
-        **{name: measure(asked.count, judge) for name, judge in judges.items()},
-    }
+    kept = asked.out / "barge_in.json"
+    found: dict[str, Any] = {"what": "users who interrupt, and noises that do"}
+    if asked.only and kept.exists():
+        found = json.loads(kept.read_text("utf-8"))
+    if asked.only != "cost":
+        found |= {it: measure(asked.count, JUDGES[it]) for it in ("energy", "silero")}
+    if asked.only != "error":
+        network()
+        found["cost"] = {
+            name: [
+                *(cost(judge, it, 100) for it in SESSIONS),
+                *(cost(judge, SESSIONS[-1], it) for it in (20, 1000)),
+                cost(judge, SESSIONS[-1], 100, at_once=True),
+            ]
+            for name, judge in JUDGES.items()
+        }
     text = json.dumps(found, indent=2) + "\n"
-    (asked.out / "barge_in.json").write_text(text, "utf-8")
+    kept.write_text(text, "utf-8")
     print(text)
     return 0
 

@@ -39,13 +39,14 @@ from runtime.model.backends.minicpmo.audio import Hearing
 from runtime.model.backends.minicpmo.config import read_config
 from runtime.model.backends.minicpmo.device import SHARED, stores
 from runtime.model.backends.minicpmo.logits import CodeLogits, TokenLogits
-from runtime.model.backends.minicpmo.model import DuplexModel, full_config, random_model
+from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.session import SteppedSession
 from runtime.model.backends.minicpmo.vocoder import Prepare, Sounding
 from runtime.model.backends.minicpmo.work import Fed, Feed, Speak, Work
 from runtime.model.engine.backend import BATCH_MAX
 from runtime.model.engine.engine import BACKGROUND, Scheduler, Task
 from runtime.model.models import tiny_path
+from tests.models.full_shape import full_config, random_model
 from tests.models.random_model import CONFIG, SMALL, changed
 from tests.project.evidence import add_out, keep
 
@@ -104,13 +105,13 @@ class Run:
         chats: float = 0.0,
         windows: tuple[SlidingWindow, ...] = ("off",),
     ) -> None:
-        self.model, self._stores = model, {name: getattr(model.machine, name) for name in SHARED}
+        self.model, self._stores = model, {name: getattr(model.runner, name) for name in SHARED}
         self.seen, self._draw = Seen(), random.Random(seed)
         self._lasts, self._chats, self._windows = lasts, chats, windows
         self._slots: list[Slot | None] = [None] * model.info.slots
         self._scheduler = Scheduler(self._compute, batch_max=BATCH_MAX)
         self._words = model.tokens.encode("the quick brown fox jumps over the lazy dog")
-        self._width = int(model.machine.config.llm.hidden_size)
+        self._width = int(model.runner.config.llm.hidden_size)
         for name, store in self._stores.items():
             self._count_moves(store, ROW_BYTES[name])
 
@@ -261,7 +262,7 @@ class Run:
         return [self._answer(work) for work in works]
 
     def _answer(self, work: Work) -> Any:
-        config, ids = self.model.machine.config, self.model.tokens.ids
+        config, ids = self.model.runner.config, self.model.tokens.ids
         if isinstance(work, Hearing):
             return torch.zeros(config.audio.embeddings, self._width)
         if isinstance(work, Prepare | Sounding):
@@ -323,7 +324,7 @@ def main() -> None:
             {
                 "context_percent": percent,
                 "memory_gb": gb(
-                    sum(getattr(model.machine, it).positions * ROW_BYTES[it] for it in SHARED)
+                    sum(getattr(model.runner, it).positions * ROW_BYTES[it] for it in SHARED)
                 ),
                 "most_used_gb": gb(seen.most_bytes),
                 "most_sessions": seen.most_sessions,

@@ -41,6 +41,7 @@ from recorder.format.records import Fields, Record
 from recorder.storage.store import Store
 from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder
+from runtime import RUN
 from runtime.commands import interrupts
 from runtime.commands.bench import (
     BenchError,
@@ -55,10 +56,10 @@ from runtime.commands.bench import (
     sum_up,
     table,
 )
-from runtime.commands.server_process import RUN, served
+from runtime.commands.demo import served
 from runtime.net.connection import Ready
-from runtime.session.identity import Identity, SystemIdentities
 from runtime.session.journal import Journal, OpenLog
+from runtime.session.setup import Identity, SystemIdentities
 from tests.bench.formats import FormatName, JsonLines, Mcap, UnitFormat, Wav
 from tests.bench.gateway.material import input_second, output_second
 from tests.bench.units import SECONDS, SECONDS_MAX, SESSIONS_MANY, measure_units
@@ -86,10 +87,21 @@ def make_unit(speech: Speech, number: int) -> TalkUnit:
     )
 
 
+BEGIN: Final = REALTIME.encode_request(Init(instructions="be brief"))
+
+
 class Talker:
     """A session and its journal, fed with a server's events; counts CPU, and waits for the log."""
 
-    def __init__(self, open_log: OpenLog, identity: Identity) -> None:
+    def __init__(
+        self,
+        open_log: OpenLog,
+        identity: Identity,
+        *,
+        endpoint: ev.Endpoint = "realtime",
+        begin: str = BEGIN,
+    ) -> None:
+        """`begin`: the client's first message, in the dialect of `endpoint`."""
         self.cpu_ns = 0
         self.waits_ms: list[float] = []
         self._began_ns = time.monotonic_ns()
@@ -97,12 +109,18 @@ class Talker:
         self._index = -1
         self._kv_length = 40
         limits = ev.SessionLimits(
-            session_s=3600, init_wait_s=30, cleanup_wait_s=10, context_tokens=1 << 30
+            session_s=3600,
+            init_wait_s=30,
+            cleanup_wait_s=10,
+            context_tokens=1 << 30,
+            models=("bench",),
         )
         opened = ev.ConnectionOpened(
             recording_id=identity.recording_id,
             created_ms=identity.created_ms,
-            mode="video",
+            mode="video" if endpoint == "realtime" else "audio",
+            endpoint=endpoint,
+            label="bench" if endpoint == "openai" else "",
             seed=identity.seed,
             limits=limits,
             recording="on",
@@ -111,8 +129,7 @@ class Talker:
         self._session, effects = Session.open(opened)
         self._journal.append_effects(self._session, opened, effects)
         self._post(ev.SlotLeased, lease=1, slot=0)
-        self._post(ev.FrameReceived, frame=REALTIME.encode_request(Init(instructions="be brief")))
-        self._post(ev.BackendOpened, lease=1, opened=Opened(prompt_length=40))
+        self._post(ev.FrameReceived, frame=begin)
         self.cpu_ns = 0
 
     def hear(self, frame: str) -> None:
@@ -124,7 +141,8 @@ class Talker:
         self._index += 1
         effects, _ = self._post(ev.FrameReceived, frame=unit.frame)
         for decode in [effect for effect in effects if isinstance(effect, ef.DecodeMedia)]:
-            effects, _ = self._post(ev.MediaDecoded, media=decode.media)
+            pcm = unit.append.pcm if decode.kind == "second" else b""
+            effects, _ = self._post(ev.MediaDecoded, media=decode.media, pcm=pcm)
         assert any(isinstance(effect, ef.StartUnit) for effect in effects)
         result = self._result(unit)
         began_ns = time.perf_counter_ns()
@@ -157,12 +175,14 @@ class Talker:
     def _post(self, kind: type[Any], **fields: object) -> tuple[tuple[ef.Effect, ...], Ready]:
         event = kind(at_ns=time.monotonic_ns() - self._began_ns, **fields)
         before_ns = time.thread_time_ns()
-        self._journal.append_event(event)
+        self._journal.append_event(event, is_step=True)
         self.cpu_ns += time.thread_time_ns() - before_ns
         effects = self._session.step(event)
         before_ns = time.thread_time_ns()
         ready = self._journal.append_effects(self._session, event, effects)
         self.cpu_ns += time.thread_time_ns() - before_ns
+        if ef.OpenBackend in map(type, effects):
+            return self._post(ev.BackendOpened, lease=1, opened=Opened(prompt_length=40))
         return effects, ready
 
     async def finish(self) -> None:

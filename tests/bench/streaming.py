@@ -61,7 +61,7 @@ from runtime.commands.bench import (
     print_progress,
     table,
 )
-from runtime.commands.server_process import served
+from runtime.commands.demo import served
 from runtime.media.sound import read_wav
 from runtime.model.backends.base import BackendError, ContextFull
 from runtime.model.backends.minicpmo.anchor import Transcript

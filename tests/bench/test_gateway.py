@@ -30,8 +30,7 @@ from hypothesis import strategies as st
 from protocol.values.messages import Speech
 from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, UNIT_BYTES
 from protocol.values.requests import Append, Request
-from protocol.wire.codec import encode_base64, parse_frame
-from protocol.wire.dialects.base import Context
+from protocol.wire.codec import Context, encode_base64, parse_frame
 from protocol.wire.dialects.realtime import REALTIME
 from runtime.commands.bench import Times
 from tests.bench.gateway import __main__ as command

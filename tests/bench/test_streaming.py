@@ -18,7 +18,7 @@ from rich.console import Console
 
 from protocol.values.model import INPUT_RATE_HZ
 from runtime.commands.bench import BenchError, machine_facts
-from runtime.commands.server_process import served
+from runtime.commands.demo import served
 from runtime.model.backends.minicpmo.anchor import Anchor
 from runtime.model.backends.minicpmo.model import DuplexModel
 from tests.bench.streaming import (

@@ -30,8 +30,7 @@ from runtime.client.errors import ClientError
 from runtime.client.session import ClientSession, connect
 from runtime.commands import bench as engine
 from runtime.commands import interrupts
-from runtime.commands.demo import sample
-from runtime.commands.server_process import model_option, served
+from runtime.commands.demo import model_option, sample, served
 
 INSTRUCTIONS: Final = "Answer what you hear and see."
 SESSIONS_WAIT_S: Final = 60.0

@@ -27,7 +27,7 @@ import pybase64
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from runtime.net.monitor import PING
+from runtime.net.link import PING
 from tests.fairness.heavy_pictures import heavy_jpeg
 from tests.sessions.in_memory import append_frame
 from tests.soak.server import INIT, LOST, SECOND, frame_of, handshake

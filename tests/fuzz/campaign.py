@@ -29,10 +29,8 @@ from hypothesis import HealthCheck, Phase, given
 from hypothesis import strategies as st
 
 from protocol.values.errors import FieldError, FrameError, RemoteProtocolError
-from protocol.wire.codec import parse_frame
-from protocol.wire.dialects import DIALECTS, MODES_OF
-from protocol.wire.dialects.base import Context
-from protocol.wire.dialects.opening import OPENING
+from protocol.wire.codec import Context, parse_frame
+from protocol.wire.dialects import DIALECTS, MODES_OF, OPENING
 from recorder.format.blocks import Chain, Compressor
 from recorder.format.errors import RecorderError
 from recorder.read.reader import LogReader

@@ -42,9 +42,10 @@ from protocol.values.model import INPUT_RATE_HZ
 from protocol.values.modes import Mode
 from protocol.values.state import SessionKind, session_kind_of
 from protocol.wire.dialects import DIALECTS, MODES_OF
-from protocol.wire.schema import MEDIA, REQUEST_DIALECT, Message, describe
+from protocol.wire.schema import REQUEST_DIALECT, Message, describe
 from runtime.net.http import LIVE_PATH
 from runtime.serve.routing import AUDIO_LABELS, CHAT_PATH, DUPLEX_PATH, REALTIME_PATH
+from tests.strategies.media import MEDIA
 
 # -- markers --------------------------------------------------------------------------------------
 

@@ -96,12 +96,18 @@ from protocol.values.state import (
     gate_of,
     judge,
 )
-from protocol.values.utf8 import frame_bytes
-from protocol.wire.codec import looks_float32, parse_frame
-from protocol.wire.dialects import DIALECTS, OMNI, OPENAI, OPENAI_TRANSCRIPTION, REALTIME
-from protocol.wire.dialects.base import Context, Dialect
-from protocol.wire.dialects.opening import OPENING, choose
+from protocol.wire.codec import Context, frame_bytes, looks_float32, parse_frame
+from protocol.wire.dialects import (
+    DIALECTS,
+    OMNI,
+    OPENAI,
+    OPENAI_TRANSCRIPTION,
+    OPENING,
+    REALTIME,
+    choose,
+)
 from protocol.wire.dialects.shared import is_openai_update
+from protocol.wire.table import Dialect
 from runtime.commands.schema import END_CLOSES
 from tests.fuzz.case import (
     OPENAI_DIALECTS,

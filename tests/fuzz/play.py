@@ -30,7 +30,7 @@ from protocol.values.effects import DecodeMedia
 from protocol.values.model import UNIT_SAMPLES, Unit
 from protocol.values.modes import MODES, OF_MODE, Mode
 from protocol.values.state import SessionKind
-from protocol.values.utf8 import frame_bytes
+from protocol.wire.codec import frame_bytes
 from recorder.write.writer import Recorder
 from runtime.media.decoder import Client, MediaDecoder
 from runtime.media.values import Decoded
@@ -44,12 +44,12 @@ from runtime.model.backends.scripted import (
 )
 from runtime.model.backends.scripted import Step as ModelStep
 from runtime.model.backends.scripted_chat import tone
-from runtime.net.websocket import WebSocket, WebSocketClosed, deliver_received
+from runtime.net.connection import WebSocket, WebSocketClosed, deliver_received
 from runtime.serve.routing import Route, route
 from runtime.session.server import Server
 from runtime.session.setup import Arrival
 from runtime.settings.settings import Settings
-from runtime.telemetry.setup import make_telemetry
+from runtime.telemetry.watchers import make_telemetry
 from runtime.telemetry.watching import ServerStatus
 from tests.fuzz.case import (
     MATERIAL_BYTES_MAX,
@@ -462,7 +462,7 @@ class MemoryWire:
         self._is_gone = True
         self._notify()
 
-    # -- the server's end: see `runtime.net.websocket.WebSocket`
+    # -- the server's end: see `runtime.net.connection.WebSocket`
     # -------------------------------------
 
     async def receive(self) -> str | bytes | None:

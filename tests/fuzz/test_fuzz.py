@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from protocol.values.modes import Mode
 from protocol.values.state import SessionKind
 from protocol.wire.dialects import DIALECTS, MODES_OF
-from runtime.net.websocket import WebSocket, deliver_received
+from runtime.net.connection import WebSocket, deliver_received
 from runtime.serve.routing import Route
 from tests.fuzz.__main__ import fuzz_command
 from tests.fuzz.campaign import Budget, Campaign, play_again, save
@@ -303,7 +303,7 @@ def test_a_slot_that_does_not_come_back_is_found() -> None:
         async def receive(self) -> Frame:
             import anyio
 
-            from runtime.net.websocket import WebSocketClosed
+            from runtime.net.connection import WebSocketClosed
 
             try:
                 return await self._websocket.receive()

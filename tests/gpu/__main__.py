@@ -27,7 +27,7 @@ import torch
 
 from runtime.commands.bench import ARRIVALS
 from runtime.model.backends.minicpmo.config import ModelConfig, load_config
-from runtime.model.backends.minicpmo.model import DuplexModel, full_config, gpu_bytes, random_model
+from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.quantized import BITS
 from runtime.model.models import tiny_path
 from tests.gpu import engine
@@ -36,6 +36,7 @@ from tests.gpu.backend import give_voice
 from tests.gpu.steps import measure
 from tests.gpu.voice import drawn
 from tests.gpu.voice import measure as measure_voice
+from tests.models.full_shape import full_config, gpu_bytes, random_model
 from tests.project.evidence import made
 
 STAGES: Final[Mapping[str, float]] = {
@@ -103,12 +104,12 @@ def _load(options: argparse.Namespace, found: Found, quantize: str | None) -> Du
     )
     if not options.mute:
         give_voice(model, exact=options.deterministic)
-        model = DuplexModel.of(model.machine, model.tokens, {})
+        model = DuplexModel.of(model.runner, model.tokens, {})
     found.say("loaded, s", round(time.perf_counter() - began, 1))
-    found.say("attention", model.machine.attention)
-    found.say("batch", model.machine.batch)
+    found.say("attention", model.runner.attention)
+    found.say("batch", model.runner.batch)
     found.say("each session gets its own", model.info.deterministic)
-    found.say("a session's bytes", model.machine.slot_bytes)
+    found.say("a session's bytes", model.runner.slot_bytes)
     return model
 
 
@@ -119,7 +120,7 @@ def _config(*, is_cuda: bool, scale: float) -> ModelConfig:
 def _stage(name: str, options: argparse.Namespace, model: DuplexModel, found: Found) -> None:
     match name:
         case "steps":
-            measure(model.machine, found.say)
+            measure(model.runner, found.say)
         case "staged":
             found.keep(name, engine.staged(model, found.say))
         case "served" | "served int4":

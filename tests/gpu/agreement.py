@@ -23,11 +23,12 @@ from runtime.model.backends.minicpmo.batched import ON_CPU, Means, means_on
 from runtime.model.backends.minicpmo.checkpoint import Parts, build_parts
 from runtime.model.backends.minicpmo.config import ModelConfig
 from runtime.model.backends.minicpmo.logits import CodeLogits, shortlists_on
-from runtime.model.backends.minicpmo.machine import Machine
-from runtime.model.backends.minicpmo.model import DuplexModel, Mute, randomize
+from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.runner import ModelRunner
 from runtime.model.backends.minicpmo.tokens import Tokens
 from runtime.model.backends.minicpmo.work import Fed, Work
 from tests.models.blocking import alone
+from tests.models.full_shape import Mute, randomize
 
 UNITS: Final = 4
 SEES: Final = 2
@@ -38,7 +39,7 @@ CPU: Final = torch.device("cpu")
 Answers = dict[str, list[Tensor]]
 
 
-class Kept(Machine):
+class Kept(ModelRunner):
     """A machine that keeps a copy of what it answers."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -47,7 +48,7 @@ class Kept(Machine):
         self.answers.clear()  # Of what it tried when it was made.
 
     def compute(self, works: Sequence[Work]) -> list[Any]:
-        """As `Machine.compute`."""
+        """As `ModelRunner.compute`."""
         found = super().compute(works)
         for work, answer in zip(works, found, strict=True):
             kept = answer.whole() if isinstance(answer, CodeLogits) else answer
@@ -63,8 +64,8 @@ def model_of(
     parts: Parts, tokens: Tokens, device: torch.device, means: Means
 ) -> tuple[DuplexModel, Kept]:
     """A model of parts on a device, and its machine."""
-    machine = Kept(parts, Mute(), SLOTS, shortlists_on(device, tokens), means=means)
-    return DuplexModel.of(machine, tokens, {}), machine
+    runner = Kept(parts, Mute(), SLOTS, shortlists_on(device, tokens), means=means)
+    return DuplexModel.of(runner, tokens, {}), runner
 
 
 def played(model: DuplexModel, results: Sequence[UnitResult] = ()) -> Iterator[UnitResult]:

@@ -11,11 +11,12 @@ import torch
 
 from runtime.model.backends.minicpmo.config import load_config
 from runtime.model.backends.minicpmo.device import device_name, pick_device
-from runtime.model.backends.minicpmo.model import DuplexModel, full_config, random_model
+from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.vocoder import PieceVocoder
 from runtime.model.engine.backend import EngineBackend
 from runtime.model.models import tiny_path
 from tests.gpu.voice import drawn
+from tests.models.full_shape import full_config, random_model
 from tests.models.random_model import write_vocoder
 
 ENTRY: Final = "[antiphon.backends]\nfull = tests.gpu.backend:make\n"
@@ -33,8 +34,8 @@ def install(folder: Path) -> Path:
 
 def give_voice(model: DuplexModel, *, exact: bool) -> None:
     """Give a model the published voice with drawn weights."""
-    machine, like = model.machine, model.machine.llm.keys
-    machine.vocoder = voice = drawn(like.device, like.dtype, slots=machine.slots, exact=exact)
+    runner, like = model.runner, model.runner.llm.keys
+    runner.vocoder = voice = drawn(like.device, like.dtype, slots=runner.slots, exact=exact)
     steps = voice._vocoder.steps
     if steps is not None and like.is_cuda:
         steps.capture()
@@ -50,22 +51,22 @@ def make(
     model = random_model(
         config, tiny_path(), slots=slots or 1, device=where, dtype=what, exact=deterministic
     )
-    machine = model.machine
+    runner = model.runner
     if "voice" in argument:
         give_voice(model, exact=deterministic)
     else:
         with tempfile.TemporaryDirectory() as name:
             write_vocoder(Path(name) / "vocoder", config.tts.num_audio_tokens)
-            machine.vocoder = PieceVocoder.load(Path(name) / "vocoder")
-    assert machine.vocoder is not None
+            runner.vocoder = PieceVocoder.load(Path(name) / "vocoder")
+    assert runner.vocoder is not None
     facts = {
         "model": f"random {argument or 'full'}",
         "torch": torch.__version__,
         "device": device_name(where),
         "dtype": str(dtype or what),
-        "attention": machine.attention,
-        "batch": machine.batch,
-        **machine.vocoder.fingerprint,
+        "attention": runner.attention,
+        "batch": runner.batch,
+        **runner.vocoder.fingerprint,
         "config": json.dumps(config.llm.to_diff_dict(), sort_keys=True, default=str),
     }
-    return EngineBackend(DuplexModel.of(machine, model.tokens, facts))
+    return EngineBackend(DuplexModel.of(runner, model.tokens, facts))

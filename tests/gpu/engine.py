@@ -14,7 +14,6 @@ import torch
 from runtime.commands import interrupts
 from runtime.commands.bench import (
     ARRIVALS,
-    SPEAKING_TOKENS,
     Arrival,
     Case,
     Doing,
@@ -30,6 +29,8 @@ from runtime.model.engine.backend import EngineBackend
 
 from .profiled import kernels, stages
 
+SPEAKING_TOKENS: Final = 8
+"""Tokens fed in a speaking unit: the one that begins it, and 7 of text."""
 STAGED: Final = (1, 16, 48)
 """Sessions whose requests are timed one kind at a time, for `STAGED_UNITS` each."""
 STAGED_UNITS: Final = 3
@@ -97,15 +98,15 @@ def grown(model: DuplexModel, say: Say) -> dict[str, dict[str, float]]:
 
     Of slots that do not share their memory, pages are not counted.
     """
-    machine = model.machine
+    runner = model.runner
 
     def taken() -> dict[str, float]:
-        stores = {"llm": machine.llm, "tts": machine.tts}
+        stores = {"llm": runner.llm, "tts": runner.tts}
         held = {
             name: store.slot_bytes * store.slots * (store.positions - store.free) / store.positions
             for name, store in stores.items()
         }
-        own = torch.cuda.memory_allocated() if machine.llm.keys.is_cuda else 0
+        own = torch.cuda.memory_allocated() if runner.llm.keys.is_cuda else 0
         return {**held, "voice": float(own)}
 
     async def grow(load: Load, count: int) -> dict[str, dict[str, float]]:
@@ -124,7 +125,7 @@ def grown(model: DuplexModel, say: Say) -> dict[str, dict[str, float]]:
                 for number in range(count):
                     tasks.start_soon(go_on, number, begin, end)
             each = {name: (size - before[name]) / count for name, size in taken().items()}
-            each |= {"audio": machine.audio.slot_bytes}
+            each |= {"audio": runner.audio.slot_bytes}
             each |= {"all": sum(each.values())}
             found[str(end)] = {name: round(size / 1e6, 1) for name, size in each.items()}
             say(f"a session after {end} s, MB", {"s": end, **found[str(end)]})
@@ -133,7 +134,7 @@ def grown(model: DuplexModel, say: Say) -> dict[str, dict[str, float]]:
         return found
 
     (load,) = (load for name, load in loads(GROWN_S[-1]) if name == "speaking audio")
-    count = min(GROWN, machine.llm.positions // machine.llm.capacity)
+    count = min(GROWN, runner.llm.positions // runner.llm.capacity)
     return interrupts.run(grow, load, count)
 
 

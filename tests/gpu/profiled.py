@@ -61,14 +61,14 @@ def stages(model: DuplexModel, load: Load, sessions: int) -> tuple[EngineRun, di
 
     The run's clock is this thread's CPU time, which waiting for a GPU takes too.
     """
-    machine, meter = model.machine, Meter()
+    runner, meter = model.runner, Meter()
     case = Case(mode="batched", arrival="together", sessions=sessions)
-    before = machine.compute
-    machine.compute = meter.around(before)  # type: ignore[method-assign]
+    before = runner.compute
+    runner.compute = meter.around(before)  # type: ignore[method-assign]
     try:
         run = run_virtual(model, load, case)
     finally:
-        machine.compute = before  # type: ignore[method-assign]
+        runner.compute = before  # type: ignore[method-assign]
     return run, meter.spent
 
 

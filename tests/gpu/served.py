@@ -21,11 +21,10 @@ import attrs
 import antiphon
 from protocol.values.messages import Listen, Speech
 from protocol.values.requests import Append, Init
-from runtime import SOURCE_TREE
+from runtime import RUN, SOURCE_TREE
 from runtime.commands.bench import (
     DUE_S,
     MS,
-    SPEAKING_TOKENS,
     Arrival,
     Case,
     Times,
@@ -35,8 +34,9 @@ from runtime.commands.bench import (
     sum_up,
 )
 from runtime.commands.bench import Load as Said
-from runtime.commands.server_process import RUN, served
+from runtime.commands.demo import served
 from tests.gpu.backend import install
+from tests.gpu.engine import SPEAKING_TOKENS
 from tests.project.evidence import keep, made
 
 WAIT_S: Final = 3.0

@@ -13,7 +13,7 @@ from torch import Tensor
 from runtime.model.backends.minicpmo.audio import Hearing
 from runtime.model.backends.minicpmo.batched import Means
 from runtime.model.backends.minicpmo.decoder import Decoder, RowByRow, Stock
-from runtime.model.backends.minicpmo.machine import Machine
+from runtime.model.backends.minicpmo.runner import ModelRunner
 from runtime.model.backends.minicpmo.work import Feed, See, Speak
 
 SESSIONS: Final = (1, 3, 16, 48, 64)
@@ -35,13 +35,13 @@ class Bench:
         say: told each finding.
     """
 
-    machine: Machine
+    runner: ModelRunner
     say: Say
 
     @property
     def is_cuda(self) -> bool:
         """Whether it is a GPU's."""
-        return self.machine.llm.keys.is_cuda
+        return self.runner.llm.keys.is_cuda
 
     def wait(self) -> None:
         """Wait until the GPU has done all that it was asked for."""
@@ -60,7 +60,7 @@ class Bench:
 
     def rows(self, count: int, width: int) -> Tensor:
         """Random rows."""
-        return torch.randn(count, width).mul_(0.02).to(self.machine.llm.keys)
+        return torch.randn(count, width).mul_(0.02).to(self.runner.llm.keys)
 
     def decoder(
         self, stock: Stock, decoder: Decoder, kind: type[Any], lengths: tuple[int, ...]
@@ -68,7 +68,7 @@ class Bench:
         """Hold rows of many sessions to rows by themselves, and time both."""
         plain, store = RowByRow(stock, Means()), stock.store
         name, width = stock.name, int(stock.model.config.hidden_size)
-        slots = self.machine.slots
+        slots = self.runner.slots
         for length in lengths:
             top = min(8000, store.capacity) - length
             for count in (count for count in SESSIONS if count <= slots):
@@ -87,33 +87,33 @@ class Bench:
 
     def senses(self) -> None:
         """Time sounds and a picture."""
-        bands = self.machine.config.audio.num_mel_bins
-        for count in (count for count in (1, 16, 64) if count <= self.machine.slots):
+        bands = self.runner.config.audio.num_mel_bins
+        for count in (count for count in (1, 16, 64) if count <= self.runner.slots):
             hears = [
                 Hearing(mel=torch.randn(bands, MEL_FRAMES), slot=slot, units=20)
                 for slot in range(count)
             ]
-            self.clock(f"sound of {count}", lambda works=hears: self.machine.compute(works), 3)
+            self.clock(f"sound of {count}", lambda works=hears: self.runner.compute(works), 3)
         for count in (1, 16):
             pictures = [See(picture=torch.randn(3, 448, 448)) for _ in range(count)]
-            self.clock(f"pictures, {count}", lambda works=pictures: self.machine.compute(works), 3)
+            self.clock(f"pictures, {count}", lambda works=pictures: self.runner.compute(works), 3)
 
 
 @torch.inference_mode()
-def measure(machine: Machine, say: Say) -> None:
+def measure(runner: ModelRunner, say: Say) -> None:
     """Say all that is to be known of a machine; its slots are free, and empty afterwards."""
-    bench, config = Bench(machine, say), machine.config
-    for store in (machine.llm, machine.tts, machine.audio):
+    bench, config = Bench(runner, say), runner.config
+    for store in (runner.llm, runner.tts, runner.audio):
         store.scramble()
-    parts = machine.parts
-    llm = Stock(name="tokens", model=parts.llm.model, head=parts.llm.lm_head, store=machine.llm)
-    tts = Stock(name="codes", model=parts.tts.model, head=parts.tts.logits, store=machine.tts)
-    bench.decoder(llm, machine._llm, Feed, LENGTHS)
-    bench.decoder(tts, machine._tts, Speak, CHUNK_LENGTHS)
-    shortlists = machine.shortlists
+    parts = runner.parts
+    llm = Stock(name="tokens", model=parts.llm.model, head=parts.llm.lm_head, store=runner.llm)
+    tts = Stock(name="codes", model=parts.tts.model, head=parts.tts.logits, store=runner.tts)
+    bench.decoder(llm, runner._llm, Feed, LENGTHS)
+    bench.decoder(tts, runner._tts, Speak, CHUNK_LENGTHS)
+    shortlists = runner.shortlists
     if shortlists is not None:
-        logits = torch.randn(machine.slots, config.llm.vocab_size).to(machine.llm.keys.device)
-        bench.clock(f"shortlists of {machine.slots}", lambda: shortlists.rows(logits))
+        logits = torch.randn(runner.slots, config.llm.vocab_size).to(runner.llm.keys.device)
+        bench.clock(f"shortlists of {runner.slots}", lambda: shortlists.rows(logits))
     bench.senses()
-    for store in (machine.llm, machine.tts, machine.audio):
+    for store in (runner.llm, runner.tts, runner.audio):
         store.clear()

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from runtime.commands.server_process import RUN
+from runtime import RUN
 
 LOUD: Final = 1000
 """Of 32767: speech, or a tone."""

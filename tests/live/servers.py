@@ -12,7 +12,8 @@ from pathlib import Path
 
 import attrs
 
-from runtime.commands.server_process import RUN, words_of
+from runtime import RUN
+from runtime.commands.demo import words_of
 
 STOP_WAIT_S = 90
 SAME_SEED = (*RUN[:3], f"import secrets; secrets.randbits = lambda _: 5; {RUN[3]}")
@@ -63,10 +64,14 @@ def url_of(said: Sequence[str]) -> str:
 def live_server(
     *arguments: str, model: str = "scripted", run: Sequence[str] = ()
 ) -> Iterator[LiveServer]:
-    """Start `antiphon serve` on a free port, and stop it in the end; `run` runs `antiphon`."""
+    """Start `antiphon serve` on a free port, and stop it in the end; `run` runs `antiphon`.
+
+    Speech is found by its energy, which tones have too, unless an argument says otherwise.
+    """
     run = run or (RUN if model == "scripted" else SAME_SEED)
     command = (*run, "serve", "--port", "0", "--model", model, *arguments)
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {"ANTIPHON_DETECTOR": "energy", **os.environ}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
     with tempfile.NamedTemporaryFile("w") as errors:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment

@@ -18,7 +18,7 @@ import soundfile
 
 from protocol.values.model import INPUT_RATE_HZ
 from recorder.format.format import recording_id_of
-from runtime.commands.server_process import RUN
+from runtime import RUN
 from tests.browser.chromium import CHROMIUM, chromium
 from tests.live.servers import LiveServer, live_server
 from tests.live.test_console import SPEECH, Console, sent

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runtime.commands.server_process import RUN
+from runtime import RUN
 from tests.live.servers import LiveServer, live_server
 from tests.network.requesting import request
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from runtime import RUN
 from runtime.cli import main
-from runtime.commands.server_process import RUN
 from runtime.model.models import load_backend
 from tests.live.servers import live_server
+from tests.project.example_packages import EXAMPLES, install, run_with
 
 DEMO = Path(__file__).parents[2] / "fixtures" / "speech" / "demo.wav"
 WAIT_S = 120
@@ -62,10 +63,17 @@ def test_a_fork_computes_as_the_server_did(log: Path, tmp_path: Path) -> None:
     assert json.loads(forked.stdout)["unit"] == 5
 
 
-def test_what_cannot_be_held_to_it_is_not_served() -> None:
+def test_what_cannot_be_held_to_it_is_not_served(tmp_path: Path) -> None:
     """An operator would learn of it from the first replay that is not compared."""
-    remote = ("--model", "llama_omni:ws://127.0.0.1:9")
-    refused = antiphon("serve", "--port", 0, "--no-record", "--deterministic", *remote)
+    install(tmp_path, "llama_omni:load", EXAMPLES / "llama_omni")
+    remote = ("--model", "llama_omni:ws://127.0.0.1:9", "--no-record", "--deterministic")
+    refused = subprocess.run(
+        (*run_with(tmp_path), "serve", "--port", "0", *remote),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
     assert refused.returncode == 1
     (line,) = refused.stderr.strip().splitlines()
     assert "as --deterministic requires: what is computed elsewhere varies" in line

@@ -31,7 +31,7 @@ from recorder.read.reader import LogReader
 from recorder.read.verify import verify
 from recorder.storage.store import Store
 from replay.rerun.logic import replay
-from runtime.commands.server_process import RUN
+from runtime import RUN
 from tests.live.servers import LiveServer, live_server
 from tests.sessions.in_memory import base64, init_frame
 

@@ -20,7 +20,7 @@ from openai.resources.realtime.realtime import AsyncRealtimeConnection
 from recorder.read.past import Past
 from recorder.read.reader import LogReader
 from replay.rerun.logic import replay
-from runtime.commands.server_process import RUN
+from runtime import RUN
 from runtime.media.image import decode_image
 from tests.live.exported import loud_s
 from tests.live.servers import LiveServer, live_server

@@ -13,7 +13,7 @@ from openai import AsyncOpenAI
 
 from recorder.read.reader import LogReader
 from replay.rerun.logic import replay
-from runtime.commands.server_process import RUN
+from runtime import RUN
 from tests.bench.tiny.score_transcripts import Written, word_error
 from tests.bench.tiny.staging import known_phrases, read_speech
 from tests.live.servers import LiveServer, live_server

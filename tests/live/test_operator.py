@@ -17,7 +17,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from runtime.commands.server_process import RUN
+from runtime import RUN
 from tests.live.servers import LiveServer, live_server
 from tests.sessions.in_memory import append_frame, close_frame, init_frame
 

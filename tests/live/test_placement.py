@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from runtime.commands.server_process import RUN
+from runtime import RUN
 from tests.live.servers import LiveServer, live_server
 from tests.live.test_worker import live_worker
 from tests.project.forkserver import NEW_INTERPRETER

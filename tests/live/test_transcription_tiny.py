@@ -19,7 +19,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from protocol.values.model import UNIT_SAMPLES
-from runtime.commands.server_process import RUN
+from runtime import RUN
 from runtime.model.backends.minicpmo.anchor import opening_ids
 from runtime.model.backends.minicpmo.tokens import Tokens
 from tests.bench.tiny.score_transcripts import Written, word_error

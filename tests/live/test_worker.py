@@ -17,11 +17,10 @@ import pytest
 
 from protocol.values.effects import OpenBackend
 from protocol.values.model import DuplexConfig, Opening, PastUnit, Unit, Voice
-from runtime.commands.server_process import RUN
+from runtime import RUN
 from runtime.link.address import WorkerAddress, read_address
 from runtime.link.backend import connect
-from runtime.link.calls import HeldModel
-from runtime.model.backends.base import Backend, BackendGone, BackendSession, Rebuilds
+from runtime.model.backends.base import Backend, BackendGone, BackendSession, HeldModel, Rebuilds
 from runtime.model.models import load_backend
 from runtime.session.model_calls import try_to_open
 from tests.sessions.in_memory import pcm

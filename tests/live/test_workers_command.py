@@ -11,8 +11,8 @@ from typing import Any
 import attrs
 import pytest
 
+from runtime import RUN
 from runtime.access.keys import Key, change_key_file, hash_key
-from runtime.commands.server_process import RUN
 from tests.live.servers import LiveServer, live_server
 from tests.live.test_placement import soon
 from tests.live.test_worker import live_worker

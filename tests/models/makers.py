@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 from tokenizers import Tokenizer
 
 from protocol.values.model import Tool
-from runtime.model.backends.minicpmo.slots import NEW, OLDER, Policy, Slots
+from runtime.model.backends.minicpmo.slot_layout import NEW, OLDER, Policy, SlotLayout
 
 Target = Literal["o45_fc", "o5"]
 TARGETS: Final[tuple[Target, ...]] = ("o45_fc", "o5")
@@ -115,10 +115,10 @@ def encoder(target: Target) -> Callable[[str], Sequence[int]]:
     return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def slots(target: Target, policy: Policy, encode: Callable[[str], Sequence[int]]) -> Slots:
+def slots(target: Target, policy: Policy, encode: Callable[[str], Sequence[int]]) -> SlotLayout:
     """The layout of one of the package's tokenizers."""
     own = ids(target)
-    return Slots(
+    return SlotLayout(
         ids=own,
         encode=encode,
         decode=lambda some: "".join(f"[{index}]" for index in some),

@@ -37,10 +37,11 @@ from protocol.values.model import (
 )
 from runtime.model.backends.minicpmo.checkpoint import WEIGHTS, Parts
 from runtime.model.backends.minicpmo.config import load_config
-from runtime.model.backends.minicpmo.model import VOCODER, DuplexModel, randomize
-from runtime.model.backends.minicpmo.slots import FILE, NEW, OLDER
+from runtime.model.backends.minicpmo.model import VOCODER, DuplexModel
+from runtime.model.backends.minicpmo.slot_layout import FILE, NEW, OLDER
 from runtime.model.backends.minicpmo.tokens import NAMES, Tokens
 from tests.models.blocking import BlockingSession, alone, open_session
+from tests.models.full_shape import randomize
 
 Config = dict[str, Any]
 

@@ -21,8 +21,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from runtime.net.http import error_body, make_app
 from runtime.net.limits import Counters
+from runtime.net.link import CHECK_S
 from runtime.net.listener import Address, WebSocketRequest, bind, serve
-from runtime.net.monitor import CHECK_S
 from runtime.net.tls import Certificate
 from runtime.settings.settings import Settings
 

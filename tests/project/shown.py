@@ -34,8 +34,8 @@ import attrs
 import pytest
 from click.testing import CliRunner
 
+from runtime import RUN
 from runtime.cli import main
-from runtime.commands.server_process import RUN
 
 ROOT: Final = Path(__file__).parents[2]
 SERVED: Final = "antiphon serve --model tiny --record recordings"

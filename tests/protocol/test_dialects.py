@@ -58,7 +58,7 @@ from protocol.values.requests import (
     Resume,
     See,
 )
-from protocol.wire.codec import parse_frame
+from protocol.wire.codec import Context, parse_frame
 from protocol.wire.dialects import (
     DIALECTS,
     DUPLEX_V1,
@@ -68,13 +68,13 @@ from protocol.wire.dialects import (
     OMNI,
     OPENAI,
     OPENAI_TRANSCRIPTION,
+    OPENING,
     REALTIME,
     TRANSCRIPTION,
     TRANSCRIPTION_RESPONSES,
     Dialect,
+    choose,
 )
-from protocol.wire.dialects.base import Context
-from protocol.wire.dialects.opening import OPENING, choose
 from tests.project.sampling import sample
 from tests.sessions.told import (
     told_in_duplex_v1,

@@ -21,9 +21,8 @@ from protocol.values.requests import (
     VideoPart,
     VoiceName,
 )
-from protocol.wire.codec import encode_base64, parse_frame
+from protocol.wire.codec import Context, encode_base64, parse_frame
 from protocol.wire.dialects import LEGACY_CHAT, REALTIME
-from protocol.wire.dialects.base import Context
 from tests.strategies.messages import jpeg_header, mp4_head, noise, png_header, wav
 
 CHAT = Context(mode="chat")

@@ -28,9 +28,8 @@ from protocol.values.requests import (
     SpeechRequest,
     TextPart,
 )
-from protocol.wire.codec import encode_base64, parse_frame
+from protocol.wire.codec import Context, encode_base64, parse_frame
 from protocol.wire.dialects import LEGACY_CHAT
-from protocol.wire.dialects.base import Context
 from tests.strategies.messages import noise
 
 CHAT = Context(mode="chat")

@@ -34,9 +34,8 @@ from protocol.values.requests import (
     See,
     VoiceName,
 )
-from protocol.wire.codec import encode_base64, parse_frame
+from protocol.wire.codec import Context, encode_base64, parse_frame
 from protocol.wire.dialects import LEGACY_DUPLEX
-from protocol.wire.dialects.base import Context
 from tests.strategies.messages import jpeg_header, noise, wav
 
 VIDEO = Context(mode="video", sliding_windows=("off", "basic"))

@@ -10,9 +10,8 @@ from protocol.values.errors import FieldError, RemoteProtocolError
 from protocol.values.messages import Closed, Created, Delta, Metrics, Prefilled, Response
 from protocol.values.model import ChatConfig
 from protocol.values.requests import Ask, ChatMessage, Init, Request, TextPart
-from protocol.wire.codec import encode_base64, parse_frame
+from protocol.wire.codec import Context, encode_base64, parse_frame
 from protocol.wire.dialects import REALTIME
-from protocol.wire.dialects.base import Context
 from tests.strategies.messages import noise
 
 CHAT = Context(mode="chat")

@@ -11,8 +11,7 @@ import pytest
 from protocol.values.errors import FieldError, LocalProtocolError
 from protocol.values.model import DuplexConfig
 from protocol.values.requests import Append, BadPicture, CloseRequest, Init, ReferenceAudio, Request
-from protocol.wire.codec import encode_base64, parse_frame
-from protocol.wire.dialects.base import Context
+from protocol.wire.codec import Context, encode_base64, parse_frame
 from protocol.wire.dialects.realtime import REALTIME
 from tests.strategies.messages import jpeg_header, noise, png_header, wav
 

@@ -8,8 +8,8 @@ from typing import Any
 import attrs
 import pytest
 
+from protocol.machine.duplex import Setup
 from protocol.machine.session import Session
-from protocol.machine.setup import Setup
 from protocol.machine.slot import Migration
 from protocol.machine.unit_loop import UnitLoop
 from protocol.values import effects as ef

@@ -13,9 +13,8 @@ from protocol.values import events as ev
 from protocol.values.errors import FieldError
 from protocol.values.modes import Mode
 from protocol.values.state import State
-from protocol.wire.codec import parse_frame
+from protocol.wire.codec import Context, parse_frame
 from protocol.wire.dialects import DIALECTS, OPENAI
-from protocol.wire.dialects.base import Context
 from runtime.commands.schema import CHANNELS
 from runtime.serve.routing import SPOKEN, NotServedError, route
 from tests.protocol.test_early import LIMITS

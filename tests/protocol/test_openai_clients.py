@@ -7,8 +7,9 @@ from typing import Any, Final
 
 import pytest
 
+from protocol.machine.openai import OpenAI
 from protocol.values import events as ev
-from protocol.values.behaviour import NEWEST
+from protocol.values.behaviour import NEWEST, TAKES_TOOLS
 from protocol.values.limits import (
     ANSWER_UNITS,
     APPEND_BYTES_MAX,
@@ -572,6 +573,17 @@ def test_tools_cost_no_other_setting() -> None:
     assert told["session"]["tool_choice"] == "none", "it says that no tool is called"
     [told] = client.update(tools=[])
     assert (told["session"]["tools"], told["session"]["tool_choice"]) == ([], "auto")
+
+
+@pytest.mark.parametrize("behaviour", [TAKES_TOOLS - 1, TAKES_TOOLS])
+def test_only_sessions_that_take_tools_have_calls(behaviour: int) -> None:
+    """A bound on calls would need a number of its own: older recordings would have reached it."""
+    client = Client(behaviour=behaviour)
+    assert isinstance(client.session.kind, OpenAI)
+    [told] = client.update(tools=[CLOCK])
+    takes_tools = behaviour == TAKES_TOOLS
+    assert told["type"] == ("session.updated" if takes_tools else "error")
+    assert [it.name for it in client.session.kind.settings.tools] == ["clock"] * takes_tools
 
 
 def test_a_tool_that_a_server_would_call_is_left_out() -> None:

@@ -24,7 +24,7 @@ from protocol.values.limits import (
 )
 from protocol.values.model import Finalized, Opened, UnitResult
 from protocol.wire.codec import parse_frame
-from protocol.wire.dialects.openai_requests import (
+from protocol.wire.dialects.openai_shared import (
     METADATA_CHARS_MAX,
     METADATA_MAX,
     METADATA_NAME_CHARS_MAX,

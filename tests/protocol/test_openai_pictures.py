@@ -15,8 +15,8 @@ from protocol.values.errors import FieldError
 from protocol.values.limits import FRAME_JPEG_BYTES_MAX, FRAME_PIXELS_MAX
 from protocol.values.openai import CreateItem
 from protocol.values.requests import Request
+from protocol.wire.codec import Context
 from protocol.wire.dialects import OPENAI
-from protocol.wire.dialects.base import Context
 from protocol.wire.kinds import IMAGE_URL_HEADS
 from protocol.wire.media import check_image, kind_of
 from runtime.media.image import decode_image

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
 
+from docs.site.protocol import example
 from protocol.values.errors import FieldError
 from protocol.values.limits import APPEND_SAMPLES_MAX
 from protocol.values.messages import ServerMessage
@@ -19,9 +20,8 @@ from protocol.values.model import SAMPLE_BYTES, SlidingWindow
 from protocol.values.modes import Mode
 from protocol.values.requests import Append, BadPicture, ClientMessage, Request
 from protocol.values.state import SessionKind, session_kind_of
-from protocol.wire.codec import Reading, Value, encode_base64, invalid, parse_frame
+from protocol.wire.codec import Context, Reading, Value, encode_base64, invalid, parse_frame
 from protocol.wire.dialects import DIALECTS, MODES_OF
-from protocol.wire.dialects.base import Context
 from protocol.wire.kinds import (
     FLAG,
     IMAGE_URL,
@@ -35,14 +35,7 @@ from protocol.wire.kinds import (
     number,
     text,
 )
-from protocol.wire.schema import (
-    MEDIA,
-    Message,
-    answer_example,
-    attribute_docs,
-    example,
-    request_schema,
-)
+from protocol.wire.schema import Message, answer_example, attribute_docs, request_schema
 from protocol.wire.table import (
     DROPPED,
     Field,
@@ -58,9 +51,10 @@ from protocol.wire.table import (
     walk,
 )
 from replay.redact.frames import held
-from tests.fuzz.case import described
+from tests.fuzz import case
 from tests.fuzz.drawing import bodies_of
 from tests.project.sampling import sample
+from tests.strategies.media import MEDIA
 from tests.strategies.messages import client_messages, mutated_bodies, server_messages
 from tests.transcripts.wire_schema import Sender, conforms, problems
 
@@ -69,7 +63,7 @@ Json = dict[str, Any]
 MESSAGES = {
     f"{message.dialect} {'/'.join(message.session_kinds)} {message.kind or 'request'}": message
     for name in MODES_OF
-    for message in described(name)
+    for message in case.described(name)
 }
 REQUESTS = {name: message for name, message in MESSAGES.items() if message.sender == "client"}
 ANSWERS = {name: message for name, message in MESSAGES.items() if message.sender == "server"}

@@ -23,19 +23,20 @@ import pytest
 from protocol.machine.chat import ActiveTurn, PendingTurn
 from protocol.machine.conversation import Conversation
 from protocol.machine.core import Step
+from protocol.machine.duplex import PendingInit
 from protocol.machine.omni import Omni
 from protocol.machine.peer import Peer
 from protocol.machine.session import Session
-from protocol.machine.setup import PendingInit
 from protocol.machine.slot import Migration
 from protocol.machine.sound import SoundPieces
+from protocol.machine.tools import ToolCalls
 from protocol.machine.unit_loop import UserSpeech
 from protocol.values import events as ev
 from protocol.values.live import LiveSettings
 from protocol.values.messages import Listen, Speech
 from protocol.values.model import Picture, Prefill, Sound, Text, Tool, ToolCall, ToolResult
 from protocol.values.omni import OmniSession
-from protocol.values.openai import Item, OpenAISession, Part, Reply, Respond
+from protocol.values.openai import Item, OpenAISession, Part, RealtimeResponse, Respond
 from protocol.values.utf8 import Utf8Text
 from protocol.wire.dialects import LEGACY_CHAT
 from recorder.format.format import SUFFIX
@@ -53,7 +54,7 @@ LEFT_OUT: Final = {
     "Respond.instructions": "they are in the prompt, which the log has",
     "Respond.ignored": "it stands in the log",
     "Part.ends": "it follows from the units, which the log has",
-    "Reply.ends": "likewise",
+    "RealtimeResponse.ends": "likewise",
     "Part.is_whole": "it is of the session's behaviour",
     "Step.effects": "they are handed over after each step",
     "Step.do": "it appends to them",
@@ -69,6 +70,7 @@ LEFT_OUT: Final = {
     "SoundPieces.second_bytes": "the same",
     "SoundPieces.take_second": "it is of the kind",
     "Migration.has_queue_messages": "the same",
+    "ToolCalls.is_refused": "it is set and read within a step",
     "Peer.sent": "they are the frames of the step's effects, before they were written",
     "Peer.accepted": "it is of the message that was read",
     "Peer.cause": "it is of the message that is being read",
@@ -119,13 +121,13 @@ LEFT_OUT: Final = {
     "Part.kind": "it is told with its item, in a frame that the log holds",
     "Part.text": "likewise",
     "Part.picture": "an item that is kept has none",
-    "Reply.items": "likewise",
-    "Reply.conversation_id": "it is made of the recording's id",
-    "Reply.message": "likewise",
-    "Reply.metadata": "likewise",
-    "Reply.reason": "likewise",
-    "Reply.status": "likewise",
-    "Reply.fault": "likewise",
+    "RealtimeResponse.items": "likewise",
+    "RealtimeResponse.conversation_id": "it is made of the recording's id",
+    "RealtimeResponse.message": "likewise",
+    "RealtimeResponse.metadata": "likewise",
+    "RealtimeResponse.reason": "likewise",
+    "RealtimeResponse.status": "likewise",
+    "RealtimeResponse.fault": "likewise",
     "Tool.description": "the effect that opens the model has it",
     "Tool.parameters": "likewise",
 }
@@ -133,8 +135,8 @@ LEFT_OUT: Final = {
 CLASSES: Final = (
     *(Step, Peer, Migration, PendingInit, PendingTurn, ActiveTurn, Prefill),
     *(Listen, Speech, Text, Picture, Sound),
-    *(LiveSettings, OpenAISession, Part, Reply, Respond, Tool, ToolCall, ToolResult, Item),
-    *(Omni, OmniSession, UserSpeech, Conversation, SoundPieces),
+    *(LiveSettings, OpenAISession, Part, RealtimeResponse, Respond, Tool, ToolCall, ToolResult),
+    *(Item, Omni, OmniSession, UserSpeech, Conversation, SoundPieces, ToolCalls),
 )
 
 

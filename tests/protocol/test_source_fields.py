@@ -17,9 +17,8 @@ from protocol.values.model import (
     SpeechConfig,
 )
 from protocol.values.requests import Ask, ReferenceAudio, Request, SpeechRequest
-from protocol.wire.codec import encode_base64
+from protocol.wire.codec import Context, encode_base64
 from protocol.wire.dialects import DUPLEX_V1, LEGACY_CHAT, LEGACY_DUPLEX, REALTIME
-from protocol.wire.dialects.base import Context
 from tests.strategies.messages import noise
 
 VOICE = noise(2 * INPUT_RATE_HZ)

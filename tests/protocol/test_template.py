@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from protocol.values.errors import FieldError, FrameError
 from protocol.values.modes import Mode
 from protocol.values.requests import Append, AppendSound, Request
-from protocol.wire.codec import parse_frame
+from protocol.wire.codec import Context, parse_frame
 from protocol.wire.dialects import DUPLEX_V1, LEGACY_DUPLEX, LIVE, OPENAI, REALTIME, TRANSCRIPTION
-from protocol.wire.dialects.base import Context, Dialect
+from protocol.wire.table import Dialect
 from protocol.wire.template import LITERAL_CHARS_MAX, Template
 from tests.sessions.in_memory import base64
 from tests.strategies.messages import jpeg_header

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from protocol.values.errors import FieldError
 from protocol.values.limits import FRAME_PIXELS_MAX, FRAME_SIDES_RATIO_MAX, IMAGE_BYTES_MAX
 from protocol.values.requests import Ask, ImagePart, Request
+from protocol.wire.codec import Context
 from protocol.wire.dialects import LEGACY_CHAT
-from protocol.wire.dialects.base import Context
 from protocol.wire.media import WEBP_CHUNKS_MAX, check_image, read_webp
 from tests.media.webps import (
     ANIMATED,

@@ -22,7 +22,7 @@ import zstandard
 
 HEADER: Final = struct.Struct("<II4sBBHQQIIII")
 MARK: Final = struct.pack("<II4s", 0x184D2A53, 60, b"ANTL")
-BLOCK_BYTES_MAX: Final = 256 << 10
+BLOCK_BYTES_MAX: Final = 384 << 10
 INLINE_CHARS_MAX: Final = 4096
 
 

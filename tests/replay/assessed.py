@@ -191,7 +191,7 @@ def spoilt(scale: float, layer: int = 1) -> DuplexModel:
     model = DuplexModel.load(tiny_path(), slots=JOBS)
     numbers = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for weights in model.machine.parts.llm.model.layers[layer].parameters():
+        for weights in model.runner.parts.llm.model.layers[layer].parameters():
             weights.mul_(1 + scale * torch.randn(weights.shape, generator=numbers))
     return model
 

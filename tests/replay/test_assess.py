@@ -28,7 +28,7 @@ from replay.redact.redaction import redact_command
 from replay.rerun import environment
 from replay.rerun.logic import replay
 from replay.shared.commands import UnusableError
-from runtime.commands.server_process import RUN
+from runtime import RUN
 from runtime.model.backends.base import BackendError, BackendGone
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.model.engine.backend import EngineBackend

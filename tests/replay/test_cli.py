@@ -25,8 +25,8 @@ from replay.library.text import summary_lines
 from replay.rerun import environment
 from replay.rerun.folder import find_logs, replay_logs, size_of
 from replay.shared.commands import print_all
+from runtime import RUN
 from runtime.cli import main
-from runtime.commands.server_process import RUN
 from runtime.model.backends.base import Backend
 from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
 from tests.replay.test_full import echo_records, quick, record_session

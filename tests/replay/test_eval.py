@@ -36,7 +36,7 @@ from replay.eval.evaluate import measure_logs, sum_up
 from replay.eval.table import MEASURES, SETTINGS
 from replay.redact.redaction import redact_command
 from replay.shared.commands import unwatched
-from runtime.commands.server_process import RUN
+from runtime import RUN
 from tests.project.sampling import sample
 from tests.project.terminal import on_terminal
 from tests.replay.evaluated import Duplex, call, loud, told

@@ -137,7 +137,7 @@ def spoilt(spoil: Callable[[torch.Tensor], None]) -> DuplexModel:
     """The embedded model with other weights in its language model."""
     model = DuplexModel.load(tiny_path(), slots=1)
     with torch.no_grad():
-        for weights in model.machine.parts.llm.parameters():
+        for weights in model.runner.parts.llm.parameters():
             spoil(weights)
     return model
 

@@ -31,7 +31,7 @@ from replay.shared.commands import print_all
 from runtime.model.backends.base import Backend
 from runtime.model.backends.scripted import Script, ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_chat import tone
-from runtime.session.identity import Identity
+from runtime.session.setup import Identity
 from tests.generated.clients import draw_and_record, record_scripted, steady_backend
 from tests.golden.logs import FOLDER
 from tests.replay.test_full import Echo, echo_records, failing, quick, record_session

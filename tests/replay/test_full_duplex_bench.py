@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
 import pytest
 import soundfile
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from protocol.values.model import INPUT_RATE_HZ
-from replay.assess.suite import chunks_of
 from replay.export.formats import export_command
 from replay.export.timeline import Words
 from tests.replay.evaluated import Duplex, call, loud, scores_in
 from tests.replay.test_logs import write_log
 
+BENCH: Final[Any] = SimpleNamespace(
+    **runpy.run_path(str(Path(__file__).parents[2] / "examples" / "full_duplex_bench.py"))
+)
 SECONDS: Final = 6
 QUIET: Final = np.zeros(SECONDS * INPUT_RATE_HZ, np.float32)
 
@@ -45,8 +49,15 @@ def said(*words: tuple[str, float, float]) -> dict[str, Any]:
     return {"text": " ".join(word for word, *_ in words), "chunks": chunks}
 
 
+def bench(*words: object) -> Result:
+    """Run the example."""
+    return CliRunner().invoke(BENCH.main, [*map(str, words)])
+
+
 def judged(folder: Path) -> tuple[int, dict[str, Any]]:
     """Judge a folder; give the exit code, and each case by its name."""
+    if not (folder / "suite.toml").exists():
+        assert bench("suite", folder).exit_code == 0
     result = call("--suite", folder, "--json")
     found = json.loads(result.stdout)["cases"] if result.stdout else []
     return result.exit_code, {case["name"]: case for case in found}
@@ -113,16 +124,17 @@ def test_what_a_language_model_judges_is_skipped(tmp_path: Path) -> None:
         ("output.json", "[]", "no words with times"),
         ("output.json", '{"text": "", "chunks": [{"timestamp": [1]}]}', "no words with times"),
         ("output.json", '{"text": "", "chunks": [{"timestamp": ["a", 2]}]}', "no words with times"),
-        ("interrupt.json", "{}", "not two numbers"),
+        ("interrupt.json", "{}", "no JSON with $[0].timestamp"),
         ("interrupt.json", "x", "no JSON"),
-        ("interrupt.json", '[{"timestamp": [1, NaN]}]', "a time is from 0"),
+        ("interrupt.json", '[{"timestamp": [1, NaN]}]', "no JSON with $[0].timestamp"),
     ],
 )
 def test_a_file_that_is_none_is_named(name: str, text: str, complaint: str, tmp_path: Path) -> None:
     """A traceback would not say which of a thousand."""
     folder = sample(tmp_path / "barge" / "1", voice((3, 5)), said(), **INTERRUPT)
     (folder / name).write_text(text)
-    result = call("--suite", tmp_path)
+    result = bench("suite", tmp_path)
+    result = call("--suite", tmp_path) if result.exit_code == 0 else result
     assert complaint in result.output
     assert name in result.output or "barge/1" in result.output
     assert result.exit_code in (1, 2)
@@ -144,7 +156,7 @@ def recorded(folder: Path) -> Path:
 def test_recordings_are_written_as_they_are_read(tmp_path: Path) -> None:
     """The benchmark's scripts would hear another conversation."""
     log, folder = recorded(tmp_path), tmp_path / "bench"
-    done = call(log, "--record-suite", folder, "--layout", "full-duplex-bench")
+    done = bench("folders", folder, log)
     assert (done.exit_code, "1 cases, 0 recordings left out" in done.output) == (0, True)
     user, rate_hz = soundfile.read(folder / "1" / "input.wav", dtype="int16")
     model, _ = soundfile.read(folder / "1" / "output.wav", dtype="int16")
@@ -160,8 +172,15 @@ def test_recordings_are_written_as_they_are_read(tmp_path: Path) -> None:
     ((turn),) = json.loads((folder / "1" / "turn_taking.json").read_text())
     assert turn["timestamp"][0] == pytest.approx(1.75, abs=0.02)
     assert judged(folder) == (0, {"1": {"name": "1", "failures": [], "skipped": ""}})
-    again = call(log, "--record-suite", folder, "--layout", "full-duplex-bench")
-    assert "it is a folder" in again.output
+    again = bench("folders", folder, log)
+    assert (again.exit_code, "File exists" in again.output) == (1, True)
+
+
+def test_there_is_no_empty_folder(tmp_path: Path) -> None:
+    """The benchmark would be run on nothing, and a wrong name never be noticed."""
+    done = bench("folders", tmp_path / "new", tmp_path / "missing.session.zst")
+    assert (done.exit_code, "was not written" in done.output) == (1, True)
+    assert not (tmp_path / "new").exists()
 
 
 def test_words_are_parted_where_their_text_is() -> None:
@@ -179,7 +198,7 @@ def test_words_are_parted_where_their_text_is() -> None:
         )
 
     pieces = [piece(0, "one tw", "a"), piece(1, "o three", "a"), piece(2, "four", "b")]
-    found = [(it["text"], it["timestamp"]) for it in chunks_of(pieces)]
+    found = [(it["text"], it["timestamp"]) for it in BENCH.chunks_of(pieces)]
     assert found == [("one", [0, 0.5]), ("two", [0.5, 1.5]), ("three", [1.5, 2]), ("four", [2, 3])]
 
 

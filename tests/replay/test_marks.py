@@ -25,7 +25,7 @@ from replay.library.marks import marks_command
 from replay.redact.content import Policy
 from replay.redact.redaction import Redaction, redact_command
 from replay.rerun.logic import replay
-from replay.shrink.candidate import build
+from replay.shrink import build
 from replay.view.document import view_command
 from runtime.model.backends.scripted import ScriptedBackend
 from tests.browser.view_pages import narrate

@@ -14,9 +14,9 @@ from protocol.machine import core
 from protocol.machine import session as session_module
 from protocol.machine.chat import TurnLoop
 from protocol.machine.core import Call, Phase, Timers
+from protocol.machine.duplex import Setup
 from protocol.machine.kind import Kind
 from protocol.machine.session import Session
-from protocol.machine.setup import Setup
 from protocol.machine.unit_loop import UnitLoop
 from protocol.values import events as ev
 from recorder.format.records import Record

@@ -42,8 +42,8 @@ from replay.play import (
 )
 from replay.story.wire import Wire
 from runtime.access.gate import open_gate
+from runtime.net.connection import WebSocketClosed
 from runtime.net.listener import Address
-from runtime.net.websocket import WebSocketClosed
 from runtime.settings.settings import Settings
 from tests.replay.test_logs import OPENED, Scene, write_log
 from tests.sessions.in_memory import append_frame, close_frame, init_frame, on_virtual_time

@@ -20,9 +20,8 @@ from protocol.values.errors import FieldError, FrameError
 from protocol.values.limits import CHAT_FRAME_BYTES_MAX
 from protocol.values.modes import Mode
 from protocol.values.requests import Request
-from protocol.wire.codec import looks_float32, looks_int16, parse_frame
+from protocol.wire.codec import Context, looks_float32, looks_int16, parse_frame
 from protocol.wire.dialects import DIALECTS, MODES_OF
-from protocol.wire.dialects.base import Context
 from protocol.wire.dialects.shared import OPENAI_SESSIONS, is_openai_update
 from protocol.wire.kinds import IMAGE_URL_HEADS
 from protocol.wire.media import (

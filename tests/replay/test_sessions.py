@@ -21,7 +21,7 @@ from recorder.write.writer import Recorder
 from replay.library.keep import prune_command
 from replay.library.sessions import ROWS_MAX, list_command
 from replay.shared.recordings import read_size, read_span, show_bytes, show_moment
-from runtime.commands.server_process import RUN
+from runtime import RUN
 from tests.golden.logs import FOLDER
 from tests.project.terminal import on_terminal
 from tests.recorder.test_listing import HEAD, write_log

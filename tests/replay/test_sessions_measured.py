@@ -19,7 +19,7 @@ from replay.eval.evaluate import measure_logs, sum_up
 from replay.eval.table import MEASURES
 from replay.library.sessions import list_command
 from replay.shared.commands import unwatched
-from runtime.commands.server_process import RUN
+from runtime import RUN
 from tests.project.terminal import on_terminal
 from tests.replay.exported import GOLDEN
 from tests.replay.test_eval import folder

@@ -26,12 +26,14 @@ from recorder.read.reader import read
 from recorder.read.verify import verify
 from replay.rerun.logic import replay
 from replay.rerun.remake import RemakeError, Remaker
-from replay.shrink.candidate import Asked, build, shape_of
-from replay.shrink.command import (
+from replay.shrink import (
+    Asked,
     CannotRunError,
     NoFailureError,
     Shrinker,
+    build,
     command_fails,
+    shape_of,
     shrink_command,
 )
 from tests.golden.logs import CHANGES

@@ -136,12 +136,11 @@ def test_a_suite_is_made_of_recordings(tmp_path: Path) -> None:
     assert again.exit_code == 2
 
 
-@pytest.mark.parametrize("layout", ["antiphon", "full-duplex-bench"])
 @pytest.mark.parametrize("log", [CHAT, Path("missing.session.zst")], ids=["a chat", "missing"])
-def test_there_is_no_empty_suite(tmp_path: Path, log: Path, layout: str) -> None:
+def test_there_is_no_empty_suite(tmp_path: Path, log: Path) -> None:
     """A folder without a case would be judged each night, and the wrong name never be noticed."""
     made = tmp_path / "made"
-    result = call(log, "--record-suite", made, "--layout", layout)
+    result = call(log, "--record-suite", made)
     assert result.exit_code == 2
     said = result.stderr.splitlines()[-1]
     assert said.startswith("Error: ")

@@ -16,7 +16,7 @@ from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.format.records import Record
 from recorder.read.reader import LogReader, read
 from replay.rerun.folder import replay_log
-from replay.shrink.candidate import SIMPLIFICATIONS, Asked
+from replay.shrink import SIMPLIFICATIONS, Asked
 from runtime.cli import main
 from tests.sessions.answering import remake
 

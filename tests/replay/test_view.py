@@ -33,14 +33,7 @@ from recorder.read.scan import Damage, FileSource
 from replay.export.timeline import Timeline
 from replay.story.inspect import inspect
 from replay.view import parts as view_parts
-from replay.view.document import (
-    PAGE_CSP,
-    SCRIPTS,
-    difference_beside,
-    digest_of,
-    page_of,
-    view_command,
-)
+from replay.view.document import PAGE_CSP, SCRIPTS, digest_of, page_of, view_command
 from replay.view.parts import (
     PEAKS_A_SECOND,
     PIECE_S,
@@ -90,7 +83,7 @@ def test_a_difference_is_said_once() -> None:
 
     def told(*names: str) -> Any:
         one, other = (partial(FileSource, GOLDEN[name]) for name in names)
-        return json.loads(b"".join(difference_beside(one, other, "other")({}, ())))
+        return json.loads(b"".join(digest_of({}, (), beside=(one, other, "other"))))
 
     found = told("v1-live", "v1-realtime-user-words")
     assert (found["first"]["what"], found["first"]["index"]) == ("opening", None)

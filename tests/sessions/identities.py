@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from runtime.session.identity import Identity
+from runtime.session.setup import Identity
 
 
 @attrs.define

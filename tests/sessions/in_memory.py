@@ -2,7 +2,7 @@
 
 `World` is a server without sockets: the real driver, connection, queue, recorder and machine around
 a scripted backend. `Peer` is both ends of one in-memory WebSocket: the server's side of it is what
-`runtime.net.websocket.WebSocket` asks for, the test's side sends, listens, stalls and vanishes.
+`runtime.net.connection.WebSocket` asks for, the test's side sends, listens, stalls and vanishes.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ from runtime.media.values import Decoded
 from runtime.model.backends.base import Backend
 from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_chat import tone
-from runtime.net.websocket import MESSAGES_A_READ, TOGETHER_BYTES_MAX, OnMessages, WebSocketClosed
-from runtime.session import journal
+from runtime.net.connection import OnMessages, WebSocketClosed
+from runtime.net.websocket import MESSAGES_A_READ, TOGETHER_BYTES_MAX
+from runtime.session import journal, speech_input
 from runtime.session.server import Server
 from runtime.session.setup import Arrival, Parent
 from runtime.settings.settings import Settings
@@ -264,7 +265,7 @@ def is_small(message: object) -> TypeGuard[str]:
 
 
 class _ServerEnd:
-    """The server's side of a `Peer`, as a `runtime.net.websocket.WebSocket`."""
+    """The server's side of a `Peer`, as a `runtime.net.connection.WebSocket`."""
 
     def __init__(self, peer: Peer) -> None:
         self.deliver = peer.deliver
@@ -367,6 +368,7 @@ async def world(
     beside: Callable[[], Backend] | None = None,
     has_key: Callable[[str], bool] = lambda _: True,
     decode_s: float = 0.0,
+    judge: Callable[..., Awaitable[Any]] | None = None,
     **settings: Any,
 ) -> AsyncIterator[World]:
     """Run a server in memory; the sessions that are left at the end are drained.
@@ -380,6 +382,7 @@ async def world(
         beside: makes a second worker; None: there is one.
         has_key: whether there is still a key of this name.
         decode_s: how long media is decoded.
+        judge: has a slow detector judge sound; None: at once.
         settings: of `runtime.settings.settings.Settings`.
     """
     backend = backend or ScriptedBackend()
@@ -390,6 +393,7 @@ async def world(
     async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
         if not threaded:
             stack.enter_context(patch.object(journal, "in_thread", here))
+            stack.enter_context(patch.object(speech_input, "in_thread", judge or here))
         server = Server(
             Settings(model="scripted", record_to=record_to, **settings),
             Workers((backend, *(() if beside is None else (beside(),))), load=load),
@@ -413,7 +417,7 @@ async def world(
 
 
 async def here(work: Callable[[], Any]) -> Any:
-    """Read a log in this thread: with one of its own, virtual time would run ahead."""
+    """Work in this thread: with one of its own, virtual time would run ahead."""
     await anyio.lowlevel.checkpoint()
     return work()
 

@@ -11,7 +11,7 @@ import anyio
 import attrs
 import pytest
 
-from runtime.model.backends.minicpmo.machine import Machine
+from runtime.model.backends.minicpmo.runner import ModelRunner
 from runtime.model.backends.minicpmo.work import Feed, Work
 from runtime.streaming import SamplingParams, StreamingInput, StreamingOutput
 
@@ -48,20 +48,20 @@ class Gate:
     fed: int = 0
     error: Exception | None = None
 
-    def __call__(self, machine: Machine, works: Sequence[Work]) -> list[Any]:
+    def __call__(self, runner: ModelRunner, works: Sequence[Work]) -> list[Any]:
         self.entered.release()
         assert self.opened.wait(WAIT_S)
         if self.error is not None:
             raise self.error
         self.fed += sum(isinstance(work, Feed) for work in works)
-        return REAL(machine, works)
+        return REAL(runner, works)
 
     async def reached(self) -> None:
         """Wait until the model is asked for something."""
         assert await anyio.to_thread.run_sync(lambda: self.entered.acquire(timeout=WAIT_S))
 
 
-REAL: Final[Callable[[Machine, Sequence[Work]], list[Any]]] = Machine.compute
+REAL: Final[Callable[[ModelRunner, Sequence[Work]], list[Any]]] = ModelRunner.compute
 
 
 @contextmanager
@@ -69,10 +69,10 @@ def gated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     """A gate before the model, shut; it is opened in the end."""
     shut = Gate()
 
-    def compute(machine: Machine, works: Sequence[Work]) -> list[Any]:
-        return shut(machine, works)
+    def compute(runner: ModelRunner, works: Sequence[Work]) -> list[Any]:
+        return shut(runner, works)
 
-    monkeypatch.setattr(Machine, "compute", compute)
+    monkeypatch.setattr(ModelRunner, "compute", compute)
     yield shut
     shut.opened.set()
 

@@ -18,8 +18,8 @@ from recorder.format.records import Record
 from recorder.read.reader import LogReader, read
 from recorder.read.scan import Damage
 from runtime.model.backends.scripted import ScriptedBackend
-from runtime.telemetry.meters import Meter, UnitMeter
-from runtime.telemetry.metrics import DeferredMeter, Metrics
+from runtime.telemetry.meters import DeferredMeter, Meter, UnitMeter
+from runtime.telemetry.metrics import Metrics
 from runtime.telemetry.watching import Telemetry
 from tests.sessions.in_memory import World, world
 

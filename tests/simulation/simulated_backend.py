@@ -91,6 +91,7 @@ def voiced(pcm: bytes) -> bytes:
 class Babble:
     """Finds speech by the clock of the sound: its content says whose it is, and nothing else."""
 
+    is_slow = False
     frame_ms = 100
     window = 3
     start = 2

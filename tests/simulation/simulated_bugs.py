@@ -33,7 +33,7 @@ from runtime.session import model_calls
 from runtime.session.driver import Driver
 from runtime.session.journal import Journal
 from runtime.session.model_calls import LeasedSlot, ModelCalls, ModelEffect
-from runtime.session.peer import ClientConnection, Tokens, hash_of
+from runtime.session.peer import AttachedClient, Tokens, hash_of
 from runtime.slots.admission import Admission
 from runtime.slots.pool import Lease
 
@@ -327,20 +327,20 @@ def _no_rebuild_timer(stack: ExitStack) -> None:
 
 def _frame_left_out(stack: ExitStack) -> None:
     """A client that comes back misses the first frame that it has not heard."""
-    real = ClientConnection.greet
+    real = AttachedClient.greet
 
-    def greet(self: ClientConnection, effect: ef.Attach, ready: Ready) -> None:
+    def greet(self: AttachedClient, effect: ef.Attach, ready: Ready) -> None:
         real(self, attrs.evolve(effect, after=effect.after + 1), ready)
 
-    _put(stack, ClientConnection, "greet", greet)
+    _put(stack, AttachedClient, "greet", greet)
 
 
 def _tokens_stay_right(stack: ExitStack) -> None:
     """A token that was used lets in who stole it."""
 
     def give(self: Tokens, token: str, *, used: str) -> str:
-        self._hashes.insert(0, hash_of(token))
-        return self._hashes[0]
+        self.hashes.insert(0, hash_of(token))
+        return self.hashes[0]
 
     _put(stack, Tokens, "give", give)
     _put(stack, Tokens, "forget_old", lambda self: None)

@@ -78,8 +78,8 @@ class PiecesClient(Client):
                 self.answers += bool(pcm) and self.plan.dialect == "live"
             case Listen():
                 self.answers += 1
-            case oa.ReplyState(reply=reply):
-                self.answers += reply.status != "in_progress"
+            case oa.ReplyState(response=response):
+                self.answers += response.status != "in_progress"
             case _:
                 super()._note(message)
 

@@ -22,13 +22,8 @@ import anyio
 import anyio.lowlevel
 import attrs
 
-from runtime.net.websocket import (
-    ABNORMAL_CLOSURE,
-    CLOSE_WAIT_S,
-    OnMessages,
-    WebSocketClosed,
-    WebSocketStalled,
-)
+from runtime.net.connection import OnMessages, WebSocketClosed, WebSocketStalled
+from runtime.net.websocket import ABNORMAL_CLOSURE, CLOSE_WAIT_S
 from tests.sessions.in_memory import is_small
 
 Accident = Literal["reset", "half_close", "leave", "cancel"]

@@ -43,7 +43,7 @@ from replay.eval.evaluate import sum_up, verdict_of
 from replay.eval.table import MEASURES
 from replay.rerun.environment import Loading
 from replay.shared.commands import unwatched
-from runtime.commands.server_process import RUN
+from runtime import RUN
 from runtime.model.backends.base import Backend
 from runtime.model.engine.backend import EngineBackend
 from runtime.model.engine.engine import Engine

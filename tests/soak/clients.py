@@ -54,7 +54,7 @@ NAMES: Final = ("gpt-live-1", "gpt-realtime")
 """The models that LiveKit asks for by default: further names of ours."""
 DEFAULT: Final = "-"
 QUESTION: Final = "what time is it"
-TOLD: Final = "it is noon."
+TOLD: Final = "it is nine o'clock."
 """What the scripted model says of the clients' function."""
 SOUND_S_MIN: Final = 1.0
 LOUD: Final = 1000

@@ -48,7 +48,7 @@ from recorder.read.reader import LogReader
 from recorder.read.verify import verify
 from recorder.write.disk import is_held
 from replay.rerun.logic import replay
-from runtime.commands.server_process import RUN
+from runtime import RUN
 from tests.live.servers import LiveServer, live_server
 from tests.project.evidence import add_out
 from tests.sessions.in_memory import base64, init_frame

@@ -37,7 +37,7 @@ import anyio
 import numpy as np
 
 from protocol.values.model import INPUT_RATE_HZ
-from runtime.commands.server_process import RUN
+from runtime import RUN
 from tests.bench.tiny.staging import known_phrases, read_speech, room
 from tests.generated.clients import HELDOUT
 from tests.project.evidence import add_out

@@ -12,7 +12,7 @@ Held to, for each session, as in `tests/soak/workers.py`: it goes on to the end 
 asked for, its client heard what its log holds as sent, and its log replays, in logic and in full.
 
 What was found goes to `ray.json`, without a date; it exits with 1 where anything was not so. It
-needs the extra `ray`, and ends its own Ray processes only.
+needs `examples/ray_placement`, and ends its own Ray processes only.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def soak(seed: int, rounds: int, found: Found) -> list[float]:
     """Hold the rounds, and judge all sessions; return how long each worker took to come back."""
     chance, talks, back_s = Random(seed), list[Talk](), list[float]()
     with tempfile.TemporaryDirectory() as folder, cluster() as nodes:
-        address = ("--placement", "ray", "--ray-address", nodes.address)
+        address = ("--placement", f"ray:{nodes.address}")
         options = ("--workers-wanted", "2", "--slots", "4", "--record", folder)
         with live_server(*address, *options, model="tiny") as server:
             for number in range(rounds):

@@ -41,7 +41,7 @@ import pybase64
 import simplejpeg
 
 import antiphon
-from runtime.commands.server_process import served
+from runtime.commands.demo import served
 from tests.project.evidence import add_out
 
 SLOTS: Final = 32

@@ -22,7 +22,7 @@ from protocol.values.live import (
 from protocol.values.messages import Closed, Created, ErrorReport, ServerMessage, Speech
 from protocol.values.requests import AppendSound, ClientMessage, CloseRequest, Init, VoiceName
 from protocol.wire.audio import to_pcm16
-from protocol.wire.dialects.live import ERROR_CODES
+from protocol.wire.dialects.openai_shared import ERROR_CODES
 
 _event_ids = st.text(max_size=64)
 live_settings = st.builds(

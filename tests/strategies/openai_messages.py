@@ -25,7 +25,7 @@ from protocol.values.openai import (
     OpenAISession,
     Part,
     RateLimit,
-    Reply,
+    RealtimeResponse,
     ReplyState,
     ReplyStep,
     Respond,
@@ -35,9 +35,9 @@ from protocol.values.openai import (
 )
 from protocol.values.requests import AppendSound, ClientMessage
 from protocol.wire.audio import to_pcm16
-from protocol.wire.dialects.openai import ERROR_CODES as DICTATION_CODES
-from protocol.wire.dialects.openai_answers import ERROR_CODES
-from protocol.wire.dialects.openai_requests import PARTS_OF
+from protocol.wire.dialects.openai import ERROR_CODES
+from protocol.wire.dialects.openai import TRANSCRIPTION_CODES as DICTATION_CODES
+from protocol.wire.dialects.openai_shared import PARTS_OF
 from tests.strategies.tools import names, tools
 
 _counts = st.integers(0, 1 << 30)
@@ -172,9 +172,9 @@ sessions = st.builds(
     is_parallel=st.booleans(),
 )
 _replies = st.one_of(
-    st.builds(Reply, id=_responses, modality=_modalities, conversation_id=_ids),
+    st.builds(RealtimeResponse, id=_responses, modality=_modalities, conversation_id=_ids),
     st.builds(
-        Reply,
+        RealtimeResponse,
         id=_responses,
         status=st.just("completed"),
         items=st.tuples(whole_items, call_items) | call_items.map(lambda item: (item,)),
@@ -185,7 +185,7 @@ _replies = st.one_of(
         max_tokens=st.integers(0, 10_000),
     ),
     st.builds(
-        Reply,
+        RealtimeResponse,
         id=_responses,
         status=st.just("incomplete"),
         reason=st.just("max_output_tokens"),
@@ -193,14 +193,14 @@ _replies = st.one_of(
         modality=_modalities,
     ),
     st.builds(
-        Reply,
+        RealtimeResponse,
         id=_responses,
         status=st.just("cancelled"),
         reason=st.sampled_from(["turn_detected", "client_cancelled"]),
         modality=_modalities,
     ),
     st.builds(
-        Reply,
+        RealtimeResponse,
         id=_responses,
         status=st.just("failed"),
         fault=st.sampled_from(["no_speech", "inference_error"]),
@@ -347,7 +347,7 @@ def openai_answers(
             content_index=st.integers(0, 3),
             audio_end_ms=st.integers(0, 86_400_000),
         ),
-        st.builds(ReplyState, reply=_replies),
+        st.builds(ReplyState, response=_replies),
         _steps,
         spoken,
         st.builds(ErrorReport, code=st.sampled_from(ERROR_CODES), message=st.text()),

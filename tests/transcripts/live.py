@@ -29,8 +29,8 @@ from runtime.model.backends.scripted import ScriptedBackend
 from runtime.net import listener
 from runtime.net.http import make_app
 from runtime.serve.gateway import Gateway
-from runtime.session.identity import SystemIdentities
 from runtime.session.server import Server
+from runtime.session.setup import SystemIdentities
 from runtime.settings.settings import Settings
 from tests.transcripts.media import make_voices
 from tests.transcripts.reading import SENDS, WARNED_S, Mismatch, Step, Transcript, check, frame_of

@@ -12,7 +12,7 @@ from common import Report, arguments
 @function_tool
 def clock() -> str:
     """Say the time."""
-    return "noon"
+    return "nine o'clock"
 
 
 async def main() -> None:

@@ -18,7 +18,7 @@ RATE_HZ: Final = 24_000
 PIECE_S: Final = 0.02
 QUICKLY: Final = 3.0
 """Times as fast as speech, where nothing is measured."""
-SILENCE_S: Final = 5.0
+SILENCE_S: Final = 8.0
 WAIT_S: Final = 12.0
 BYTES_A_SECOND: Final = 2 * RATE_HZ
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from common import RATE_HZ, Report, Send
 from livekit import rtc
-from livekit.agents import function_tool
+from livekit.agents import function_tool, llm
+
+HOUR: Final = "nine o'clock"
 
 
 @function_tool
 async def clock() -> str:
     """Say the time."""
-    return "noon"
+    return HOUR
+
+
+def result_of(call: llm.FunctionCall) -> llm.FunctionCallOutput:
+    """The result of a call of it, where no agent runs it."""
+    return llm.FunctionCallOutput(call_id=call.call_id, name=call.name, output=HOUR, is_error=False)
 
 
 def watched(session: Any, report: Report) -> Send:

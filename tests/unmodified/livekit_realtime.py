@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 from common import Report, arguments, spoken
 from livekit.plugins.openai.realtime import RealtimeModel
-from livekit_common import clock, watched
+from livekit_common import clock, result_of, watched
 
 
 async def main() -> None:
@@ -26,6 +26,10 @@ async def main() -> None:
                     report.heard(spoken(frame.data))
                 async for words in message.text_stream:
                     report.words += words
+            async for call in generation.function_stream:
+                context = session.chat_ctx.copy()
+                context.items.append(result_of(call))
+                await session.update_chat_ctx(context)
 
         send = watched(session, report)
         session.on("generation_created", lambda it: reading.add(asyncio.create_task(read(it))))

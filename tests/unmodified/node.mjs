@@ -25,7 +25,7 @@ realtime.on('event', (event) => { report.events[event.type] = (report.events[eve
 realtime.on('response.done', (event) => {
   const calls = event.response.output.filter((item) => item.type === 'function_call');
   for (const { call_id } of calls) {
-    const item = { type: 'function_call_output', call_id, output: 'noon' };
+    const item = { type: 'function_call_output', call_id, output: "nine o'clock" };
     realtime.send({ type: 'conversation.item.create', item });
   }
   if (calls.length > 0) realtime.send({ type: 'response.create' });
@@ -60,7 +60,7 @@ if (scene === 'interrupt') {
   await say(question.subarray(0, 2 * SECOND_BYTES), 1);
   await say(Buffer.alloc(SECOND_BYTES), 1);
 } else {
-  await say(Buffer.concat([question, Buffer.alloc(5 * SECOND_BYTES)]), QUICKLY);
+  await say(Buffer.concat([question, Buffer.alloc(8 * SECOND_BYTES)]), QUICKLY);
   await sleep(2000);
 }
 realtime.close();

@@ -20,7 +20,7 @@ const clock = tool({
   description: 'The time.',
   parameters: { type: 'object', properties: {}, required: [], additionalProperties: true },
   strict: false,
-  execute: () => 'noon',
+  execute: () => "nine o'clock",
 });
 const agent = new RealtimeAgent({ name: 'assistant', instructions: 'Answer briefly.', tools: [clock] });
 const transport = new OpenAIRealtimeWebSocket({ url, useInsecureApiKey: true });

@@ -72,7 +72,11 @@ class Caller:
         """Run what was called, and ask for an answer."""
         calls = [item for item in output if item.type == "function_call"]
         for call in calls:
-            item = {"type": "function_call_output", "call_id": call.call_id, "output": "noon"}
+            item = {
+                "type": "function_call_output",
+                "call_id": call.call_id,
+                "output": "nine o'clock",
+            }
             await self.connection.conversation.item.create(item=item)
         if calls:
             await self.connection.response.create()

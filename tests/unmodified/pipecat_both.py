@@ -69,7 +69,7 @@ class Ear(FrameProcessor):
 
 async def clock(params: Any) -> None:
     """Say the time."""
-    await params.result_callback("noon")
+    await params.result_callback("nine o'clock")
 
 
 def service(scene: str, base: str, model: str) -> Any:

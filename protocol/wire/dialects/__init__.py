@@ -1,10 +1,12 @@
-"""The dialects: pure projections between wire frames and canonical messages.
+"""The dialects: pure projections between wire frames and canonical messages (`table.Dialect`).
 
-- `base` has what all are; `opening` is that of `/v1/realtime` until the client's first init.
-- `realtime`, `duplex_v1`, `live`, `omni` (`vllm-omni`) and `transcription` (two sets of names) have
-  a file each. `legacy` has both older ones, `openai` that of speech and that of transcription; the
-  tables of the first are in `openai_requests`, `openai_answers` and `openai_tools`.
-- `shared` and `chat` are not dialects: they have the rows and messages of several.
+- Each has a file with its tables and its class: `realtime`, `duplex_v1`, `live`, `omni`
+  (`vllm-omni`), `transcription` (two sets of names), `legacy` (both older ones) and `openai`
+  (speech and transcription).
+- `shared`, `chat` and `openai_shared` have the rows and messages of several dialects.
+- `OPENING` is the dialect of `/v1/realtime` before the client's first init, which picks one for
+  good. It knows the types of both `realtime` and `duplex-v1`, so that any first message is judged
+  by the same table, and it has their common messages: queue events and errors.
 """
 
 from __future__ import annotations
@@ -14,53 +16,73 @@ from types import MappingProxyType
 from typing import Final
 
 from ...values.modes import MODES, OF_MODE, Mode
-from .base import Dialect
-from .duplex_v1 import DUPLEX_V1
-from .legacy import LEGACY_CHAT, LEGACY_DUPLEX
-from .live import LIVE
-from .omni import OMNI
-from .openai import OPENAI, OPENAI_TRANSCRIPTION
-from .opening import OPENING
-from .realtime import REALTIME
-from .transcription import TRANSCRIPTION, TRANSCRIPTION_RESPONSES
-
-__all__ = (
-    "DIALECTS",
-    "DUPLEX_V1",
-    "LEGACY_CHAT",
-    "LEGACY_DUPLEX",
-    "LIVE",
-    "MODES_OF",
-    "OMNI",
-    "OPENAI",
-    "OPENAI_TRANSCRIPTION",
-    "REALTIME",
-    "TRANSCRIPTION",
-    "TRANSCRIPTION_RESPONSES",
-    "Dialect",
-    "first_dialect",
-)
+from ...values.requests import ClientMessage, Request
+from ..codec import Context, Json
+from ..table import Dialect
+from . import chat, shared
+from .duplex_v1 import DUPLEX_V1 as DUPLEX_V1
+from .legacy import LEGACY_CHAT as LEGACY_CHAT
+from .legacy import LEGACY_DUPLEX as LEGACY_DUPLEX
+from .live import LIVE as LIVE
+from .omni import OMNI as OMNI
+from .openai import OPENAI as OPENAI
+from .openai import OPENAI_TRANSCRIPTION as OPENAI_TRANSCRIPTION
+from .realtime import REALTIME as REALTIME
+from .transcription import TRANSCRIPTION as TRANSCRIPTION
+from .transcription import TRANSCRIPTION_RESPONSES as TRANSCRIPTION_RESPONSES
 
 _ALL: Final[tuple[Dialect, ...]] = (
-    REALTIME,
-    DUPLEX_V1,
-    LEGACY_DUPLEX,
-    LEGACY_CHAT,
-    TRANSCRIPTION,
-    TRANSCRIPTION_RESPONSES,
-    LIVE,
-    OPENAI,
-    OPENAI_TRANSCRIPTION,
-    OMNI,
+    *(REALTIME, DUPLEX_V1, LEGACY_DUPLEX, LEGACY_CHAT, TRANSCRIPTION, TRANSCRIPTION_RESPONSES),
+    *(LIVE, OPENAI, OPENAI_TRANSCRIPTION, OMNI),
 )
 DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
     {dialect.name: dialect for dialect in _ALL}
 )
-"""The dialects that a client can speak, by name, without `opening`."""
+"""The dialects that a client can speak, by name, without `OPENING`."""
 MODES_OF: Final[Mapping[str, tuple[Mode, ...]]] = MappingProxyType(
     {name: tuple(mode for mode in MODES if name in OF_MODE[mode].dialects) for name in DIALECTS}
 )
 """The modes of a dialect; a session kind is described by its first."""
+
+
+# -- which dialect a connection has ---------------------------------------------------------------
+
+_BY_TYPE: Final[Mapping[str, Dialect]] = {
+    shared.SESSION_INIT: REALTIME,
+    shared.INPUT_APPEND: REALTIME,
+    shared.SESSION_UPDATE: DUPLEX_V1,
+    shared.AUDIO_APPEND: DUPLEX_V1,
+}
+
+
+class OpeningDialect(Dialect):
+    """The dialect before one is picked."""
+
+    def classify(self, body: Json) -> Request:
+        """Return the kind of request of a client's message, in the dialect of its type."""
+        dialect = _dialect_of(body)
+        return shared.classify(body, self.types) if dialect is None else dialect.classify(body)
+
+    def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
+        """Check every field of a client's message, in the dialect of its type."""
+        dialect = _dialect_of(body)
+        if dialect is None:
+            return super().parse(request, body, context)
+        return dialect.parse(request, body, context)
+
+
+OPENING: Final = OpeningDialect("opening", chat.COMMON_REQUESTS, shared.COMMON)
+
+
+def choose(body: Json) -> Dialect | None:
+    """Return the dialect that a client's init picks, right or wrong; None if it is not an init."""
+    return _dialect_of(body) if OPENING.classify(body) is Request.INIT else None
+
+
+def _dialect_of(body: Json) -> Dialect | None:
+    kind = body.get("type")
+    return _BY_TYPE.get(kind) if isinstance(kind, str) else None
+
 
 _BY_ENDPOINT: Final[Mapping[str, Dialect]] = MappingProxyType(
     {"chat": LEGACY_CHAT, "duplex": LEGACY_DUPLEX, "live": LIVE, "openai": OPENAI, "omni": OMNI}

@@ -4,13 +4,12 @@
   shown to the model, and nothing is run. A schema is bounded and otherwise not read. Objects that
   describe a tool or a call are closed, so that a setting without effect is noticed.
 - *A turn* is `ask_rows`: its messages and settings.
-- The messages of `realtime` that only its mode=chat has.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
@@ -19,31 +18,27 @@ import orjson
 from ...values import limits, model
 from ...values import requests as rq
 from ...values.behaviour import ASKED_SPEECH, DUPLEX_TOOLS, SOUND_FILES
-from ...values.messages import Delta, Prefilled, Response, ToolCalled
-from ...values.openai import CancelResponse
+from ...values.messages import ToolCalled
 from .. import kinds as k
-from ..codec import Reading, Value, as_object, encode_base64, invalid
+from ..codec import Nested, Reading, Value, as_object, encode_base64, invalid, nested_in
 from ..dialects import shared
 from ..media import WAV_RATE_HZ_MAX, WAV_RATE_HZ_MIN, audio_s, check_image, read_audio
-from ..strict import Nested, nested_in
 from ..table import (
-    Constant,
     Field,
-    Items,
     Object,
     Row,
     Rule,
     Table,
     Variants,
     checked,
-    computed,
     either,
     items,
     one,
     optional,
+    typed,
     variants,
 )
-from .shared import ASKED, INPUT_ID, PROMPT, SLICES, one_value, setting
+from .shared import SLICES, one_value, setting
 
 TOOL_NAMED: Final = k.Holds("name", "name", model.TOOL_NAME)
 _NAME_RULE: Final = "a name of a tool has 1 to 64 letters, digits, _ and -"
@@ -81,7 +76,7 @@ def _schema(value: Value, _: Reading) -> str:
     return text
 
 
-_SCHEMA: Final = k.Kind(
+SCHEMA: Final = k.Kind(
     read=_schema,
     write=lambda schema: orjson.loads(schema) if schema else None,
     schema={"type": "object", "properties": {}},
@@ -93,13 +88,17 @@ def _not_strict(value: Value, _: Reading) -> None:
         raise invalid(value.path, "true, but the model's tokens are not constrained to a schema")
 
 
-_TOOL: Final = Table(
+DESCRIPTION: Final = Field(
+    "description", k.text(limits.TOOL_CHARS_MAX, holds=k.PROMPTED), "", omit=True
+)
+_TOOL: Final = typed(
     model.Tool,
+    "function",
     Object(
         "function",
         Field("name", NAME),
-        Field("description", k.text(limits.TOOL_CHARS_MAX, holds=k.PROMPTED), "", omit=True),
-        Field("parameters", _SCHEMA, "", omit=True, example={"type": "object"}),
+        DESCRIPTION,
+        Field("parameters", SCHEMA, "", omit=True, example={"type": "object"}),
         checked(
             "strict",
             k.Kind(read=_not_strict, schema={"type": "boolean", "const": False}),
@@ -108,11 +107,11 @@ _TOOL: Final = Table(
         is_required=True,
         closed=True,
     ),
-    tag={"type": "function"},
     closed=True,
 )
-CALL: Final = Table(
+CALL: Final = typed(
     model.ToolCall,
+    "function",
     Field("id", CALL_ID, example="call_0c9e41d7a355"),
     Object(
         "function",
@@ -121,7 +120,6 @@ CALL: Final = Table(
         is_required=True,
         closed=True,
     ),
-    tag={"type": "function"},
     closed=True,
 )
 CALLS: Final = items(variants("type", CALL), model.CALLS_MAX)
@@ -143,8 +141,9 @@ DUPLEX_TOOLS_ROW: Final = attrs.evolve(
     doc="What the model may call while the conversation goes on: functions that the client runs.",
 )
 """The tools of a duplex session."""
-TOOL_RESULT: Final = Table(
+TOOL_RESULT: Final = typed(
     model.ToolResult,
+    shared.TOOL_RESULT,
     Field(
         "tool_call_id",
         k.text(limits.CALL_ID_CHARS_MAX, 1),
@@ -159,22 +158,22 @@ TOOL_RESULT: Final = Table(
         example="half past nine",
         doc="Its result, as text.",
     ),
-    tag={"type": shared.TOOL_RESULT},
     doc="What a tool returned. The model is told with the next second of sound.",
 )
-STANDALONE: Final = Table(
+STANDALONE: Final = typed(
     rq.TellModel,
+    shared.STANDALONE,
     Field(
         "content",
         k.text(limits.INPUT_CHARS_MAX, 1, holds=k.USER_TEXT),
         attr="text",
         doc="What happened.",
     ),
-    tag={"type": shared.STANDALONE},
     doc="An event that answers no call. The model is told with the next second of sound.",
 )
-TOOL_CALL: Final = Table(
+TOOL_CALL: Final = typed(
     ToolCalled,
+    "response.tool_call.done",
     Field("session_id", k.TEXT),
     Field("tool_call_id", k.TEXT, attr="call.id", doc="Names the call, for its result."),
     Field("unit_index", k.INTEGER, attr="unit"),
@@ -185,7 +184,6 @@ TOOL_CALL: Final = Table(
         attr="call",
         is_required=True,
     ),
-    tag={"type": "response.tool_call.done"},
 )
 TOOLS_STATE: Final = Field(
     "tools",
@@ -199,55 +197,12 @@ DUPLEX_REQUESTS: Final[Mapping[rq.Request, Table]] = {
     rq.Request.TOOL_RESULT: TOOL_RESULT,
     rq.Request.STANDALONE: STANDALONE,
 }
-DUPLEX_TYPES: Final[Mapping[str, rq.Request]] = {
-    table.kind: request for request, table in DUPLEX_REQUESTS.items()
+COMMON_REQUESTS: Final[Mapping[rq.Request, Table]] = {
+    rq.Request.CLOSE: shared.CLOSE,
+    rq.Request.PLAYED: shared.PLAYED,
+    **DUPLEX_REQUESTS,
 }
-
-
-TOOL_TYPES: Final = (
-    *("function", "mcp", "web_search", "file_search", "code_interpreter", "image_generation"),
-    *("computer", "shell", "custom", "namespace", "tool_search", "programmatic_tool_calling"),
-    "apply_patch",
-)
-"""Those of the API; only a function is a client's own."""
-_PARAMETERS: Final = attrs.evolve(_SCHEMA, schema={"type": "object", "additionalProperties": {}})
-
-
-def _functions_of(types: tuple[str, ...], *more: Field) -> Items:
-    """The kind of an array of functions, whose type is one of several."""
-    table = Table(
-        model.Tool,
-        computed(
-            "type",
-            k.choice(types),
-            Constant("function"),
-            doc="Others than functions are left out." if more else "Always function.",
-        ),
-        Field("name", NAME),
-        Field("description", k.text(limits.TOOL_CHARS_MAX, holds=k.PROMPTED), "", omit=True),
-        Field("parameters", _PARAMETERS, "", omit=True, example={"type": "object"}),
-        *more,
-    )
-    return items(one(table), limits.TOOLS_MAX)
-
-
-SENT_FUNCTIONS: Final = _functions_of(TOOL_TYPES[:1])
-_ASKED: Final = _functions_of(TOOL_TYPES, checked("strict", k.FLAG, doc="Without effect."))
-
-
-def _functions(value: Value, at: Reading) -> tuple[model.Tool, ...]:
-    """Read functions, and leave out tools that a server would call by itself."""
-    found = [each for each in value.items(limits.TOOLS_MAX) if _is_function(each)]
-    return tuple(_ASKED.item.read(each, at) for each in found)
-
-
-def _is_function(tool: Value) -> bool:
-    kind = as_object(tool.value, tool.path).get("type") or "function"
-    return Value(path=f"{tool.path}.type", value=kind).choice(TOOL_TYPES) == "function"
-
-
-FUNCTIONS: Final = attrs.evolve(_ASKED, read=_functions)
-"""Functions of a session in OpenAI's realtime APIs: flat, where those of chat are nested."""
+"""Those that `realtime` and `duplex-v1` have alike."""
 
 
 def calls_of(message: rq.ChatMessage) -> tuple[model.ToolCall, ...]:
@@ -375,10 +330,11 @@ def _read_sound(value: Value, at: Reading) -> rq.AudioPart:
 
 
 _WORDS: Final = k.text(limits.CHAT_TEXT_CHARS_MAX, holds=k.USER_TEXT)
-_TEXT: Final = Table(rq.TextPart, Field("text", _WORDS), tag={"type": "text"})
-_IMAGE: Final = Table(rq.ImagePart, Field("data", k.IMAGE), tag={"type": "image"})
-_SOUND: Final = Table(
+_TEXT: Final = typed(rq.TextPart, "text", Field("text", _WORDS))
+_IMAGE: Final = typed(rq.ImagePart, "image", Field("data", k.IMAGE))
+_SOUND: Final = typed(
     rq.AudioPart,
+    "audio",
     Field(
         "sample_rate",
         k.integer(WAV_RATE_HZ_MIN, WAV_RATE_HZ_MAX),
@@ -397,14 +353,13 @@ _SOUND: Final = Table(
             holds=k.Holds("audio", "sound"),
         ),
     ),
-    tag={"type": "audio"},
     make=lambda values: values["data"],
 )
-_VIDEO: Final = Table(
+_VIDEO: Final = typed(
     rq.VideoPart,
+    "video",
     Field("data", k.VIDEO),
     Field("stack_frames", k.integer(1, limits.STACK_FRAMES_MAX), 1, omit=True),
-    tag={"type": "video"},
 )
 _PARTS: Final = items(variants("type", _TEXT, _IMAGE, _SOUND, _VIDEO), limits.CONTENTS_MAX, 1)
 
@@ -568,141 +523,3 @@ def ask_rows(*, is_enabled: bool) -> tuple[Row, ...]:
         Field("enable_thinking", k.FLAG, False, attr="thinking", omit=True, rank=2),
         setting("use_tts_template", k.FLAG, False, attr="tts_template", rank=2),
     )
-
-
-# -- The messages of 001 that only mode=chat has; `realtime` describes and uses them --------------
-
-OUTPUT_DELTA: Final = "response.output.delta"
-TURN_BASED: Final = "turn_based"
-"""The runtime mode of `mode=chat` (001, Modes)."""
-_OF_TURNS: Final = "in chat each turn brings its own"
-STOP_REASONS: Final[tuple[model.StopReason, ...]] = (
-    "turn_end",
-    "length",
-    "interrupted",
-    "tool_calls",
-)
-
-# -- from the client ----------------------------------------------------------------------------
-
-
-def _nothing(name: str) -> Field:
-    """Make the row of a text that must be empty, as clients fill in unwanted fields."""
-    return checked(name, k.because(k.text(0), _OF_TURNS))
-
-
-def _no_tools(value: Value, _: Reading) -> None:
-    if value.items(limits.TOOLS_MAX):
-        raise invalid(value.path, f"tools, but {_OF_TURNS}")
-
-
-_INIT: Final = Table(
-    rq.Init,
-    Object(
-        "payload",
-        Field("system_prompt", PROMPT, "", attr="instructions", also=("instructions",)),
-        Object("voice", _nothing("ref_audio_base64"), _nothing("tts_ref_audio_base64")),
-        Object("config", closed=f"not allowed: {_OF_TURNS}"),
-        checked(
-            "tools",
-            k.Kind(read=_no_tools, schema={"type": "array", "const": []}),
-            doc="Must be empty here.",
-        ),
-        *ASKED,
-        is_required=True,
-    ),
-    tag={"type": shared.SESSION_INIT},
-    lacks={"instructions": ""},
-)
-ASK: Final = Table(
-    rq.Ask,
-    Object("input", *ask_rows(is_enabled=True), is_required=True, rank=1),
-    INPUT_ID,
-    tag={"type": shared.INPUT_APPEND},
-    lacks={"record": True},
-    where="a turn of realtime",
-)
-"""A turn; its wish about the recording is in the init here."""
-RESPONSE_CANCEL: Final = "response.cancel"
-CANCEL: Final = Table(
-    CancelResponse,
-    optional("response_id", k.text(limits.INPUT_ID_CHARS_MAX, 1, holds=k.NAMED)),
-    tag={"type": RESPONSE_CANCEL},
-    doc="End the answer that is under way; without one it has no effect.",
-)
-REQUESTS: Final[Mapping[rq.Request, Table]] = {
-    rq.Request.INIT: _INIT,
-    rq.Request.APPEND: ASK,
-    rq.Request.CANCEL: CANCEL,
-}
-
-# -- from the server ----------------------------------------------------------------------------
-
-ANSWERED: Final[tuple[Row, ...]] = (Field("response_id", k.TEXT), Field("input_id", k.TEXT, ""))
-"""The ids of an answer."""
-
-
-NO_METRICS: Final = computed("metrics", k.OBJECT, lambda _: {}, is_read=False)
-
-
-def _delta(kind: str, row: Field, **lacks: object) -> Table:
-    return Table(
-        Delta,
-        Field("session_id", k.TEXT),
-        *ANSWERED,
-        row,
-        NO_METRICS,
-        tag={"type": OUTPUT_DELTA, "kind": kind},
-        lacks=lacks,
-    )
-
-
-DELTAS: Final[Mapping[str, Table]] = {
-    "text": _delta("text", Field("text", k.TEXT), pcm=b""),
-    "audio": _delta("audio", Field("audio", k.SPEECH, attr="pcm"), text=""),
-}
-DONE: Final = Table(
-    Response,
-    Field("session_id", k.TEXT),
-    *ANSWERED,
-    Field("text", k.TEXT),
-    Field("audio", k.SPEECH, b"", attr="pcm", omit=True),
-    Field("reason", k.choice(STOP_REASONS), "turn_end"),
-    Field("tool_calls", MADE_CALLS, (), omit=True),
-    Object(
-        "metrics",
-        *shared.METRICS,
-        Field("input_tokens", k.INTEGER, 0, attr="^input_tokens"),
-        Field("generated_tokens", k.INTEGER, 0, attr="^generated_tokens"),
-        attr="metrics",
-    ),
-    tag={"type": "response.done"},
-    lacks={"streaming": None, "recording_id": ""},
-)
-
-
-def encode_delta(delta: Delta) -> tuple[str, ...]:
-    """Write a piece of an answer: text first, then sound; one frame at least."""
-    text_frame = (DELTAS["text"].encode(delta),) if delta.text or not delta.pcm else ()
-    return (*text_frame, DELTAS["audio"].encode(delta)) if delta.pcm else text_frame
-
-
-def encode_response(response: Response) -> tuple[str, ...]:
-    """Write the end of a turn, after the last of a streamed answer's speech."""
-    if not response.pcm or not response.streaming:
-        return (DONE.encode(response),)
-    rest = Delta(
-        session_id=response.session_id,
-        response_id=response.response_id,
-        input_id=response.input_id,
-        pcm=response.pcm,
-    )
-    return (*encode_delta(rest), DONE.encode(attrs.evolve(response, pcm=b"")))
-
-
-FRAMES: Final[Mapping[type, Callable[[Any], tuple[str, ...]]]] = {
-    Prefilled: lambda _: (),
-    Delta: encode_delta,
-    Response: encode_response,
-}
-"""The frames of a turn, by class of message; the end of prefill has none."""

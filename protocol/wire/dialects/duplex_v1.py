@@ -18,10 +18,10 @@ from typing import Final
 from ...values.limits import APPEND_SAMPLES_MIN
 from ...values.messages import Closed, Created, EndReason, Listen, Speech
 from ...values.requests import Append, Init, Request
+from ..codec import Json
 from ..kinds import FLAG, INTEGER, SPEECH, TEXT, VOICE, input_sound, word_of
-from ..table import Field, Object, Table, optional
+from ..table import Dialect, Field, Object, optional, typed
 from . import chat, shared
-from .base import Dialect, Json
 from .shared import APPEND_SLICES, ASKED, FORCE_LISTEN, PROMPT, SLICES, config, frames, slices_once
 
 _REASONS: Final[Mapping[EndReason, str]] = {
@@ -42,8 +42,9 @@ _ENDS: Final[Mapping[str, EndReason]] = {
     "error": "backend_error",
 }
 
-_UPDATE: Final = Table(
+_UPDATE: Final = typed(
     Init,
+    shared.SESSION_UPDATE,
     Object(
         "session",
         config("voice_config", rank=1),
@@ -56,17 +57,16 @@ _UPDATE: Final = Table(
         *ASKED,
         is_required=True,
     ),
-    tag={"type": shared.SESSION_UPDATE},
     lacks={"config.deferred_finalize": True},
     where="this dialect",
 )
-_APPEND: Final = Table(
+_APPEND: Final = typed(
     Append,
+    shared.AUDIO_APPEND,
     Field("audio", input_sound(APPEND_SAMPLES_MIN), attr="pcm"),
     frames("video_frames"),
     FORCE_LISTEN,
     APPEND_SLICES,
-    tag={"type": shared.AUDIO_APPEND},
     lacks={"input_id": None},
     where="duplex-v1",
 )
@@ -78,31 +78,29 @@ _METRICS: Final = (
 
 
 _ANSWERS: Final = (
-    Table(
+    typed(
         Created,
+        shared.SESSION_CREATED,
         Field("session_id", TEXT),
         Field("prompt_length", INTEGER),
         Field("recording", shared.RECORDING, "off"),
         *shared.RECORDED,
         chat.TOOLS_STATE,
-        tag={"type": shared.SESSION_CREATED},
     ),
-    Table(
-        Listen, *_METRICS, tag={"type": "response.listen"}, lacks={"session_id": "", "input_id": ""}
-    ),
-    Table(
+    typed(Listen, "response.listen", *_METRICS, lacks={"session_id": "", "input_id": ""}),
+    typed(
         Speech,
+        "response.output_audio.delta",
         Field("text", TEXT),
         Field("audio", SPEECH, attr="pcm"),
         Field("end_of_turn", FLAG),
         *_METRICS,
-        tag={"type": "response.output_audio.delta"},
         lacks={"session_id": "", "response_id": "", "input_id": ""},
     ),
-    Table(
+    typed(
         Closed,
+        shared.SESSION_CLOSED,
         Field("reason", word_of(_ENDS), get=shared.end_word(_REASONS)),
-        tag={"type": shared.SESSION_CLOSED},
         lacks={"session_id": ""},
     ),
     chat.TOOL_CALL,
@@ -121,20 +119,5 @@ class DuplexV1(Dialect):
 
 
 DUPLEX_V1: Final = DuplexV1(
-    "duplex-v1",
-    {
-        shared.SESSION_UPDATE: Request.INIT,
-        shared.AUDIO_APPEND: Request.APPEND,
-        shared.SESSION_CLOSE: Request.CLOSE,
-        shared.PLAYBACK_ACK: Request.PLAYED,
-        **chat.DUPLEX_TYPES,
-    },
-    {
-        Request.INIT: _UPDATE,
-        Request.APPEND: _APPEND,
-        Request.CLOSE: shared.CLOSE,
-        Request.PLAYED: shared.PLAYED,
-        **chat.DUPLEX_REQUESTS,
-    },
-    _ANSWERS,
+    "duplex-v1", {Request.INIT: _UPDATE, Request.APPEND: _APPEND, **chat.COMMON_REQUESTS}, _ANSWERS
 )

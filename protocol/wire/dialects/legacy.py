@@ -15,17 +15,17 @@ from ...values import messages as ms
 from ...values import requests as rq
 from ...values.errors import ErrorCode, LocalProtocolError
 from .. import kinds as k
+from ..codec import Json
 from ..dialects import shared
-from ..table import Field, Row, Table, computed, optional
-from .base import Dialect, Json
+from ..table import Dialect, Field, Row, Table, computed, optional, typed
 from .chat import MADE_CALLS, ask_rows
 
 ERROR: Final = {"type": "error"}
 ERROR_TEXT: Final = Field("error", k.TEXT, attr="message")
 QUEUE: Final = (
-    Table(ms.Queued, *shared.PLACE, tag={"type": "queued"}),
-    Table(ms.QueueUpdate, *shared.PLACE, tag={"type": "queue_update"}),
-    Table(ms.QueueDone, tag={"type": "queue_done"}),
+    typed(ms.Queued, "queued", *shared.PLACE),
+    typed(ms.QueueUpdate, "queue_update", *shared.PLACE),
+    typed(ms.QueueDone, "queue_done"),
 )
 COMMON: Final = (
     *QUEUE,
@@ -134,8 +134,9 @@ def _outcome(values: dict[str, Any]) -> ms.Listen | ms.Speech | ms.Pending:
     return ms.Speech(session_id="", response_id="", input_id="", metrics=metrics, **values)
 
 
-RESULT: Final = Table(
+RESULT: Final = typed(
     ms.Speech,
+    "result",
     Field("is_listen", k.FLAG, get=_is_listen, doc="The model listens: it says nothing."),
     Field("text", k.TEXT, "", get=_of_speech("text", "")),
     Field("audio_data", k.or_null(k.SPEECH), b"", attr="pcm", get=_of_speech("pcm", b"")),
@@ -149,7 +150,6 @@ RESULT: Final = Table(
         omit=True,
         doc="A chunk completed no unit: its sound waits for more.",
     ),
-    tag={"type": "result"},
     make=_outcome,
     others=(ms.Listen, ms.Pending),
 )
@@ -179,11 +179,12 @@ FAULT: Final = faults(
     Field("error", k.TEXT, get=lambda closed: FAULTS[closed.reason]),
     Field("code", k.TEXT, attr="reason"),
 )
-STOPPED: Final = Table(
-    ms.Closed, Field("session_id", k.TEXT, ""), tag={"type": "stopped"}, lacks={"reason": "client"}
+STOPPED: Final = typed(
+    ms.Closed, "stopped", Field("session_id", k.TEXT, ""), lacks={"reason": "client"}
 )
-TIMEOUT: Final = Table(
+TIMEOUT: Final = typed(
     ms.Closed,
+    "timeout",
     Field(
         "reason",
         k.Kind(
@@ -193,23 +194,22 @@ TIMEOUT: Final = Table(
         ),
         "",
     ),
-    tag={"type": "timeout"},
     make=_timeout,
 )
 ANSWERS: Final = (
-    Table(
+    typed(
         ms.Created,
+        "prepared",
         Field("prompt_length", k.INTEGER, 0),
         Field("recording_session_id", k.TEXT, "", attr="recording_id", omit=True),
         Field("recording_notice", k.TEXT, "", omit=True),
-        tag={"type": "prepared"},
         make=_prepared,
     ),
     RESULT,
-    Table(ms.Paused, Field("timeout", PAUSE_S, attr="timeout_s"), tag={"type": "paused"}),
-    Table(ms.Resumed, tag={"type": "resumed"}),
-    Table(ms.Interrupted, tag={"type": "interrupted"}),
-    Table(ms.GoingAway, Field("seconds_left", k.INTEGER), tag={"type": "going_away"}),
+    typed(ms.Paused, "paused", Field("timeout", PAUSE_S, attr="timeout_s")),
+    typed(ms.Resumed, "resumed"),
+    typed(ms.Interrupted, "interrupted"),
+    typed(ms.GoingAway, "going_away", Field("seconds_left", k.INTEGER)),
     Table(
         ms.ErrorReport,
         ERROR_TEXT,
@@ -224,15 +224,15 @@ ANSWERS: Final = (
 )
 
 
-def encode_closed(closed: ms.Closed) -> tuple[str, ...]:
-    """Write a session's end, in one frame or two; `LocalProtocolError` if it is never sent here."""
+def _of_end(closed: ms.Closed) -> tuple[Table, ...]:
+    """The tables of a session's end; `LocalProtocolError` if it is never sent here."""
     reason = closed.reason
     if reason in TIMEOUTS:
-        return (TIMEOUT.encode(closed),)
+        return (TIMEOUT,)
     if reason in FAULTS:
-        return (FAULT.encode(closed), STOPPED.encode(closed))
+        return FAULT, STOPPED
     if reason in {"client", "cancelled"}:
-        return (STOPPED.encode(closed),)
+        return (STOPPED,)
     raise LocalProtocolError(f"no frame for the end {reason} in legacy-duplex: it is never sent")
 
 
@@ -253,23 +253,23 @@ _ASK: Final = Table(
 )
 _IDS: Final = {"session_id": "", "response_id": "", "input_id": ""}
 _ANSWERS: Final = (
-    Table(ms.Prefilled, Field("input_tokens", k.INTEGER), tag={"type": "prefill_done"}),
-    Table(
+    typed(ms.Prefilled, "prefill_done", Field("input_tokens", k.INTEGER)),
+    typed(
         ms.Delta,
+        "chunk",
         Field("text_delta", k.or_null(k.TEXT), "", attr="text"),
         Field("audio_data", k.or_null(k.SPEECH), b"", attr="pcm"),
-        tag={"type": "chunk"},
         lacks=_IDS,
     ),
-    Table(
+    typed(
         ms.Response,
+        "done",
         Field("text", k.TEXT),
         Field("generated_tokens", k.INTEGER, 0),
         Field("input_tokens", k.INTEGER, 0),
         Field("audio_data", k.or_null(k.SPEECH), b"", attr="pcm"),
         Field("tool_calls", MADE_CALLS, (), omit=True),
         Field("recording_session_id", k.TEXT, "", attr="recording_id", omit=True),
-        tag={"type": "done"},
         lacks={
             **_IDS,
             "reason": "turn_end",
@@ -289,7 +289,7 @@ class LegacyChat(Dialect):
         return rq.Request.INIT
 
 
-LEGACY_CHAT: Final = LegacyChat("legacy-chat", {}, {rq.Request.INIT: _ASK}, _ANSWERS)
+LEGACY_CHAT: Final = LegacyChat("legacy-chat", {rq.Request.INIT: _ASK}, _ANSWERS)
 
 
 # -- The dialect of 002: `prepare`, `audio_chunk`, `result`, and a session that can be paused -----
@@ -308,8 +308,9 @@ LEGACY_CHAT: Final = LegacyChat("legacy-chat", {}, {rq.Request.INIT: _ASK}, _ANS
 # dropped, and whether the recording goes on. The reading side leaves ids empty and takes the name
 # of the recording to mean that there is one. A cancelled session reads as a stop.
 
-_PREPARE: Final = Table(
+_PREPARE: Final = typed(
     rq.Init,
+    "prepare",
     shared.config("config", rank=1),
     Field("max_slice_nums", shared.SLICES, 1, rank=2),
     Field("system_prompt", shared.PROMPT, "", attr="instructions", also=("prefix_system_prompt",)),
@@ -321,54 +322,34 @@ _PREPARE: Final = Table(
     shared.slices_once("config"),
     Field("deferred_finalize", k.FLAG, True, attr="config.deferred_finalize", rank=1),
     *shared.ASKED,
-    tag={"type": "prepare"},
 )
 _REQUESTS: Final = {
     rq.Request.INIT: _PREPARE,
-    rq.Request.APPEND: Table(
+    rq.Request.APPEND: typed(
         rq.Append,
+        "audio_chunk",
         Field("audio", k.input_sound(1), attr="pcm", also=("audio_base64",)),
         shared.frames("frame_base64_list"),
         shared.FORCE_LISTEN,
         shared.APPEND_SLICES,
-        tag={"type": "audio_chunk"},
         lacks={"input_id": None},
         where="legacy-duplex",
     ),
-    rq.Request.CLOSE: Table(rq.CloseRequest, tag={"type": "stop"}),
-    rq.Request.SEE: Table(
+    rq.Request.CLOSE: typed(rq.CloseRequest, "stop"),
+    rq.Request.SEE: typed(
         rq.See,
+        "video_frame",
         Field("frame", k.FRAME, attr="jpeg", also=("frame_base64",), aside_in={"audio": b""}),
-        tag={"type": "video_frame"},
     ),
-    rq.Request.PAUSE: Table(
-        rq.Pause, optional("timeout", PAUSE_S, attr="timeout_s"), tag={"type": "pause"}
-    ),
-    rq.Request.RESUME: Table(rq.Resume, tag={"type": "resume"}),
-    rq.Request.INTERRUPT: Table(rq.Interrupt, tag={"type": "interrupt"}),
-    rq.Request.REPORT: Table(
-        rq.Report, computed("metrics", k.OBJECT, lambda _: {}), tag={"type": "client_diagnostic"}
+    rq.Request.PAUSE: typed(rq.Pause, "pause", optional("timeout", PAUSE_S, attr="timeout_s")),
+    rq.Request.RESUME: typed(rq.Resume, "resume"),
+    rq.Request.INTERRUPT: typed(rq.Interrupt, "interrupt"),
+    rq.Request.REPORT: typed(
+        rq.Report, "client_diagnostic", computed("metrics", k.OBJECT, lambda _: {})
     ),
     rq.Request.PLAYED: shared.PLAYED,
 }
 
 
-class LegacyDuplex(Dialect):
-    """The dialect of 002."""
-
-    def encode(self, message: ms.ServerMessage) -> tuple[str, ...]:
-        """Write a server's message as frames."""
-        match message:
-            case ms.Listen() | ms.Speech() | ms.Pending():
-                return (RESULT.encode(message),)
-            case ms.Closed():
-                return encode_closed(message)
-        return super().encode(message)
-
-
-LEGACY_DUPLEX: Final = LegacyDuplex(
-    "legacy-duplex",
-    {table.kind: request for request, table in _REQUESTS.items()},
-    _REQUESTS,
-    ANSWERS,
-)
+LEGACY_DUPLEX: Final = Dialect("legacy-duplex", _REQUESTS, ANSWERS, choose={ms.Closed: _of_end})
+"""The dialect of 002."""

@@ -18,29 +18,27 @@ turn's end, the recording's name. The reading side takes a silent second for a l
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import attrs
 import numpy as np
 
-from ...values import errors, model
 from ...values import messages as ms
-from ...values.behaviour import TAKES_TOOLS
+from ...values import model
 from ...values.limits import INPUT_ID_CHARS_MAX, ITEM_CHARS_MAX, MS_PER_S
 from ...values.live import Mute, Muted, Notice, Unmute, Unmuted, Update, Updated, Usage, UserWords
 from ...values.modes import Mode
 from ...values.openai import Item, Part, Respond
 from ...values.requests import AppendSound, ClientMessage, CloseRequest, Init, Request, VoiceName
 from .. import kinds as k
-from ..audio import compress, to_float32, to_pcm16
-from ..codec import Fields, Reading, Value, encode_base64
-from ..dialects import openai_tools as tools
-from ..dialects import shared
+from ..audio import compress, to_float32
+from ..codec import Context, Fields, Json, Reading, Value, as_object, encode_base64
 from ..table import (
     DROPPED,
     Constant,
+    Dialect,
     Field,
     Object,
     Table,
@@ -50,9 +48,10 @@ from ..table import (
     items,
     one,
     optional,
+    typed,
 )
-from .base import Context, Dialect, Json
-from .chat import FUNCTIONS, SENT_FUNCTIONS
+from . import openai_shared as api
+from . import shared
 from .shared import PROMPT, RECORD
 
 SESSION_START: Final = "session.start"
@@ -75,84 +74,33 @@ UNSUPPORTED: Final = frozenset(
 )
 """Events of the API that ask for what the model cannot do."""
 
-EMPTY: Final = "Must be empty here."
-CLOSED: Final = errors.ErrorCode.UNKNOWN_PARAMETER
-"""An unknown field is such an error."""
-
-
-def ignored(name: str, why: str = "Ignored.", holds: k.Holds | None = k.USER_TEXT) -> Field:
-    """A field of the API that changes nothing here."""
-    kind = k.Kind(read=lambda *_: None, schema={}, holds=holds)
-    return checked(name, kind, why)
-
 
 def _event_id(attr: str = "event_id") -> Field:
     kind = k.text(INPUT_ID_CHARS_MAX, holds=k.NAMED)
     return Field("event_id", kind, "", attr=attr, omit=True, rank=9)
 
 
-def unsupported(path: str, what: str) -> errors.FieldError:
-    """Make the error for a value or event of the API that is not offered here."""
-    return errors.FieldError(errors.ErrorCode.UNSUPPORTED, f"{path}: {what}")
-
-
-def only(options: tuple[str, ...], offered: str, what: str, *more: str) -> k.Kind:
-    """A word of the API of which only one is offered here, and `more` that mean the same."""
-
-    def read(value: Value, _: Reading) -> str:
-        if value.choice(options) not in (offered, *more):
-            raise unsupported(value.path, what)
-        return offered
-
-    return k.Kind(read=read, schema=k.choice((offered, *more)).schema)
-
-
-def empty(what: str) -> k.Kind:
-    """A list of the API that must be empty here."""
-
-    def read(value: Value, _: Reading) -> tuple[()]:
-        if value.items(1024):
-            raise unsupported(value.path, what)
-        return ()
-
-    return k.Kind(read=read, schema={"type": "array", "const": []})
-
-
-def until(number: int, old: k.Kind, new: k.Kind) -> k.Kind:
-    """A kind that sessions before a behaviour number read as another one."""
-    return attrs.evolve(
-        new, read=lambda value, at: (new if at.context.behaves(number) else old).read(value, at)
-    )
-
-
-TOOLS: Final = until(TAKES_TOOLS, empty("the model has no tools"), FUNCTIONS)
-"""Functions that a client offers: they are returned, and called if the model can."""
-
-
 def _rate(value: Value, at: Reading) -> int:
     found, coding = value.integer(), at.values.get("live.coding") or "audio/pcm"
     if coding != "audio/pcm" and found != model.G711_RATE_HZ:
-        raise unsupported(value.path, f"{found} Hz, {coding} has 8000")
+        raise api.unsupported(value.path, f"{found} Hz, {coding} has 8000")
     if coding == "audio/pcm" and found not in model.LIVE_RATES_HZ:
-        raise unsupported(value.path, f"{found} Hz, there are 24000 and 16000")
+        raise api.unsupported(value.path, f"{found} Hz, there are 24000 and 16000")
     return found
 
 
 RATE: Final = k.Kind(
     read=_rate, schema={"type": "integer", "enum": [*model.LIVE_RATES_HZ, model.G711_RATE_HZ]}
 )
-_NO_TRIGGERS: Final = empty("there are no decisions")
-_TARGETS: Final = ("client", "responses")
-
-
-def _target(value: Value, _: Reading) -> str:
-    found = value.choice((*_TARGETS, "decisions"))
-    if found not in _TARGETS:
-        raise unsupported(value.path, "there are no decisions")
-    return found
-
-
-_TARGET: Final = k.Kind(read=_target, schema=k.choice(_TARGETS).schema)
+_NO_TRIGGERS: Final = api.empty("there are no decisions")
+_TARGETS: Final = k.choice(("client", "responses"))
+_TARGET: Final = api.offered(
+    k.choice(("client", "responses", "decisions")),
+    "there are no decisions",
+    "client",
+    "responses",
+    **_TARGETS.schema,
+)
 
 
 def _delegation(attr: str, backend: str, names: str, **how: Any) -> Object:
@@ -163,13 +111,15 @@ def _delegation(attr: str, backend: str, names: str, **how: Any) -> Object:
         Object(
             "responses",
             Field("model", k.TEXT, "", attr=backend, omit=True, doc="In the session."),
-            Field("tools", TOOLS, nothing, attr=names, omit=True, doc=tools.CALLED),
+            Field("tools", api.TOOLS, nothing, attr=names, omit=True, doc=api.CALLED),
             omit=True,
             doc="Of the model to which tasks would be delegated; other fields are ignored.",
         ),
-        ignored("acknowledgement_delay_ms", "Ignored: the model decides what it says meanwhile."),
+        api.ignored(
+            "acknowledgement_delay_ms", "Ignored: the model decides what it says meanwhile."
+        ),
         omit=True,
-        closed=CLOSED,
+        closed=api.CLOSED,
         doc="Who handles delegated tasks: calls of tools, with `responses`.",
     )
 
@@ -209,18 +159,21 @@ def _audio(coding: str, rate_hz: int, *more: Object) -> Object:
         Field("type", k.choice(model.CODINGS), coding, attr="live.coding"),
         Field("rate", RATE, rate_hz, attr="live.rate_hz"),
     )
-    return Object("audio", Object("format", *rows, closed=CLOSED), *more, closed=CLOSED)
+    return Object("audio", Object("format", *rows, closed=api.CLOSED), *more, closed=api.CLOSED)
 
 
-_START: Final = Table(
+_START: Final = typed(
     Init,
+    SESSION_START,
     Object(
         "session",
         Field("model", k.TEXT, attr="live.model"),
         _audio(
             "audio/pcm",
             model.LIVE_RATES_HZ[0],
-            Object("output", optional("voice", _VOICE, attr="ref_audio"), omit=True, closed=CLOSED),
+            Object(
+                "output", optional("voice", _VOICE, attr="ref_audio"), omit=True, closed=api.CLOSED
+            ),
         ),
         _delegation("live.delegation", "live.backend", "live.tools"),
         Field("input", items(one(_ITEM), HISTORY_MAX), (), attr="live.history", omit=True),
@@ -233,16 +186,16 @@ _START: Final = Table(
             omit=True,
         ),
         Field("store", RECORD.kind, True, attr="record", omit=True),
-        Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc=EMPTY),
+        Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc=api.EMPTY),
         is_required=True,
-        closed=CLOSED,
+        closed=api.CLOSED,
     ),
     _event_id("live.event_id"),
-    tag={"type": SESSION_START},
-    closed=CLOSED,
+    closed=api.CLOSED,
 )
-FORK_START: Final = Table(
+FORK_START: Final = typed(
     Init,
+    SESSION_START,
     Object(
         "session",
         Field("model", k.TEXT, "", attr="live.model", omit=True),
@@ -250,74 +203,67 @@ FORK_START: Final = Table(
         _delegation("live.delegation", "live.backend", "live.tools"),
         Field("store", RECORD.kind, True, attr="record", omit=True),
         is_required=True,
-        closed=CLOSED,
+        closed=api.CLOSED,
     ),
     _event_id("live.event_id"),
-    tag={"type": SESSION_START},
-    closed=CLOSED,
+    closed=api.CLOSED,
     lacks={"instructions": ""},
 )
 """The `session.start` of a fork, in which all else is as it was; an empty text or 0: this too."""
-_UPDATE: Final = Table(
+_UPDATE: Final = typed(
     Update,
+    shared.SESSION_UPDATE,
     Object(
         "session",
         _delegation(DROPPED, DROPPED, "tools", get=Constant("client")),
-        Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc=EMPTY),
+        Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc=api.EMPTY),
         is_required=True,
-        closed=CLOSED,
+        closed=api.CLOSED,
     ),
     _event_id(),
-    tag={"type": shared.SESSION_UPDATE},
-    closed=CLOSED,
+    closed=api.CLOSED,
 )
-_CLOSE: Final = Table(
-    CloseRequest, ignored("event_id"), tag={"type": shared.SESSION_CLOSE}, lacks={"reason": None}
-)
+_CLOSE: Final = typed(CloseRequest, shared.SESSION_CLOSE, api.ignored("event_id"))
 """It is honoured in every state, so nothing in it is refused."""
 REQUESTS: Final = {
     Request.INIT: _START,
-    Request.APPEND: Table(
+    Request.APPEND: typed(
         AppendSound,
+        AUDIO_APPEND,
         Field("audio", k.PIECE, attr="pcm16"),
         Field(
             "event_id", k.text(INPUT_ID_CHARS_MAX, holds=k.NAMED), "", attr=DROPPED, doc="Ignored."
         ),
-        tag={"type": AUDIO_APPEND},
-        closed=CLOSED,
+        closed=api.CLOSED,
     ),
-    Request.MUTE: Table(Mute, _event_id(), tag={"type": "session.input_audio.mute"}, closed=CLOSED),
-    Request.UNMUTE: Table(
-        Unmute, _event_id(), tag={"type": "session.input_audio.unmute"}, closed=CLOSED
-    ),
+    Request.MUTE: typed(Mute, "session.input_audio.mute", _event_id(), closed=api.CLOSED),
+    Request.UNMUTE: typed(Unmute, "session.input_audio.unmute", _event_id(), closed=api.CLOSED),
     Request.UPDATE: _UPDATE,
-    Request.TOOL_RESULT: Table(
+    Request.TOOL_RESULT: typed(
         model.ToolResult,
+        "response.item.create",
         Object(
             "item",
-            Field(
-                "type",
-                k.choice((tools.OUTPUT,)),
-                attr=DROPPED,
-                get=Constant(tools.OUTPUT),
-                example=tools.OUTPUT,
-                doc="Always this.",
+            api.word(
+                "type", k.choice((api.OUTPUT,)), api.OUTPUT, "Always this.", example=api.OUTPUT
             ),
-            *tools.result_rows(),
-            *(ignored("id", holds=k.NAMED), ignored("status", holds=None), ignored("caller")),
+            *api.result_rows(),
+            *(
+                api.ignored("id", holds=k.NAMED),
+                api.ignored("status", holds=None),
+                api.ignored("caller"),
+            ),
             is_required=True,
-            closed=CLOSED,
+            closed=api.CLOSED,
         ),
-        ignored("event_id"),
-        tag={"type": "response.item.create"},
-        closed=CLOSED,
+        api.ignored("event_id"),
+        closed=api.CLOSED,
     ),
-    Request.RESPOND: Table(
+    Request.RESPOND: typed(
         Respond,
-        ignored("event_id"),
-        tag={"type": "response.create"},
-        lacks=dict.fromkeys(("metadata", "modality", "instructions")),
-        closed=CLOSED,
+        "response.create",
+        api.ignored("event_id"),
+        closed=api.CLOSED,
         doc="Without effect: the model goes on by itself after a result.",
     ),
     Request.CLOSE: _CLOSE,
@@ -326,8 +272,6 @@ REQUESTS: Final = {
 
 # -- What the server says in `live` ---------------------------------------------------------------
 
-EVENT: Final = '"event_id":"event_000000000000"'
-"""The field of a frame that no session has sent; a session puts its own id there."""
 OUTPUT_AUDIO: Final = "session.output_audio.delta"
 SESSION_STARTED: Final = "session.started"
 INFO: Final = "info"
@@ -336,36 +280,21 @@ INFO_CODES: Final = (
     *(QUEUED, ASSIGNED, "nothing_delegated", "tools_not_called"),
     *("time_over", "context_full"),
 )
-ERROR_CODES: Final = tuple(
-    code
-    for code in errors.ErrorCode
-    if code not in errors.TRANSCRIPTION_ERRORS | errors.OPENAI_ERRORS
-    or code is errors.ErrorCode.MODEL_NOT_FOUND
-)
 REASONS: Final[Mapping[ms.EndReason, str]] = {
     "client": "close_requested",
     "cancelled": "close_requested",
     "timeout": "expired",
     "context_full": "expired",
-    "backend_error": "connection_lost",
-    "server_shutdown": "connection_lost",
-    "invalid_frame": "connection_lost",
-    "flooded": "connection_lost",
+    **dict.fromkeys(("backend_error", "server_shutdown"), "connection_lost"),
+    **dict.fromkeys(("invalid_frame", "flooded"), "connection_lost"),
 }
+"""The ends of a session that are sent, in the words of the Live API."""
 _ENDS: Final[Mapping[str, ms.EndReason]] = {
     "close_requested": "client",
     "expired": "timeout",
     "connection_lost": "backend_error",
 }
 
-EVENT_ID: Final = computed(
-    "event_id",
-    k.TEXT,
-    Constant("event_000000000000"),
-    example="event_7b20d9c3a415",
-    rank=-1,
-    doc="The event.",
-)
 _ANSWERED: Final = Field("client_event_id", k.TEXT, "", omit=True)
 
 
@@ -388,27 +317,26 @@ _PLACE: Final = computed(
     example="position 1 of 1 in the queue, about 9 s",
     doc="The same for people.",
 )
-_NOWHERE: Final = ms.QueuePlace(position=0, estimated_wait_s=0, ticket_id="", queue_length=0)
-_QUEUED: Final = Table(
-    ms.Queued, EVENT_ID, _one_of(QUEUED), _PLACE, tag={"type": INFO}, lacks={"place": _NOWHERE}
+_QUEUED: Final = typed(
+    ms.Queued, INFO, api.EVENT_ID, _one_of(QUEUED), _PLACE, lacks={"place": shared.NOWHERE}
 )
-_MOVED: Final = Table(
-    ms.QueueUpdate, EVENT_ID, _one_of(QUEUED), _PLACE, tag={"type": INFO}, lacks={"place": _NOWHERE}
+_MOVED: Final = typed(
+    ms.QueueUpdate, INFO, api.EVENT_ID, _one_of(QUEUED), _PLACE, lacks={"place": shared.NOWHERE}
 )
 _TURN: Final = "a slot is assigned: the session starts with session.start"
-_QUEUE_DONE: Final = Table(
+_QUEUE_DONE: Final = typed(
     ms.QueueDone,
-    EVENT_ID,
+    INFO,
+    api.EVENT_ID,
     _one_of(ASSIGNED),
     computed("message", k.TEXT, Constant(_TURN), example=_TURN, doc="The same for people."),
-    tag={"type": INFO},
 )
-NOTICE: Final = Table(
+NOTICE: Final = typed(
     Notice,
-    EVENT_ID,
+    INFO,
+    api.EVENT_ID,
     Field("code", k.choice(INFO_CODES)),
     Field("message", k.TEXT, attr="text"),
-    tag={"type": INFO},
 )
 
 
@@ -440,11 +368,11 @@ _SESSION: Final = Object(
     ),
     Object(
         "delegation",
-        Field("type", k.choice(("client", "responses")), None, attr="delegation"),
+        Field("type", _TARGETS, None, attr="delegation"),
         Object(
             "responses",
             Field("model", k.TEXT, "", attr="backend"),
-            Field("tools", SENT_FUNCTIONS, (), omit=True, doc="Those in force."),
+            Field("tools", api.SENT_FUNCTIONS, (), omit=True, doc="Those in force."),
             omit=True,
             when=lambda message: message.live.delegation == "responses",
         ),
@@ -459,16 +387,91 @@ _SESSION: Final = Object(
 )
 
 
-_DELEGATED: Final = Table(
-    ms.ToolCalled,
-    EVENT_ID,
-    *tools.DELEGATION,
-    tag={"type": "session.delegation.created"},
-    make=lambda _: None,
+# -- calls of tools, as responses that are delegated to a backend ---------------------------------
+#
+# Ids that belong to a call are made of the call's own.
+
+_ARGUMENTS: Final = "response.function_call_arguments"
+_ITEM_DONE: Final = "response.output_item.done"
+
+
+def _id_of(prefix: str, called: ms.ToolCalled) -> str:
+    return f"{prefix}_{called.call.id.partition('_')[2]}"
+
+
+def _events(called: ms.ToolCalled) -> tuple[dict[str, object], ...]:
+    """The events of a response that is a call, as the Responses API has them."""
+    call, at = called.call, {"output_index": 0}
+    item = {"type": "function_call", "id": _id_of("item", called), "call_id": call.id}
+    begun = {**item, "status": "in_progress", "name": call.name, "arguments": ""}
+    done = {**begun, "status": "completed", "arguments": call.arguments}
+    response: dict[str, object] = {"object": "response", "id": _id_of("resp", called)}
+    response |= {"output": [], "usage": None}
+    written = {**at, "item_id": item["id"]}
+    return (
+        {"type": "response.created", "response": {**response, "status": "in_progress"}},
+        {"type": "response.output_item.added", **at, "item": begun},
+        {"type": f"{_ARGUMENTS}.delta", **written, "delta": call.arguments},
+        {"type": f"{_ARGUMENTS}.done", **written, "name": call.name, "arguments": call.arguments},
+        {"type": _ITEM_DONE, **at, "item": done},
+        {"type": "response.completed", "response": {**response, "status": "completed"}},
+    )
+
+
+def _called(values: dict[str, Any]) -> ms.ToolCalled | None:
+    """Make the call of the event that has the whole call."""
+    if values["event"].get("type") != _ITEM_DONE:
+        return None
+    item = Fields(values["event"], "$.event").required("item", lambda value: value)
+    fields = Fields(as_object(item.value, item.path), item.path)
+    words = {name: fields.required(name, Value.text) for name in ("name", "arguments")}
+    call = model.ToolCall(id=fields.required("call_id", Value.text), **words)
+    return ms.ToolCalled(session_id="", call=call, unit=0)
+
+
+def _named(name: str, prefix: str, doc: str) -> Field:
+    example = f"{prefix}_0c9e41d7a355"
+    return computed(name, k.TEXT, lambda called: _id_of(prefix, called), example=example, doc=doc)
+
+
+def _event(at: int) -> tuple[Field, Field]:
+    """The rows of one of the events."""
+    event = Field(
+        "event",
+        k.Kind(read=lambda value, _: as_object(value.value, value.path), schema={"type": "object"}),
+        get=lambda called: {**_events(called)[at], "sequence_number": at},
+        attr="event",
+        example={"type": _ITEM_DONE, "output_index": 0, "item": {"type": "function_call"}},
+        doc="Of the Responses API, in this order: response.created, response.output_item.added, "
+        "response.function_call_arguments.delta and .done, response.output_item.done with the "
+        "whole call, response.completed.",
+    )
+    return _named("delegation_id", "dlg", "The delegation."), event
+
+
+_DELEGATION: Final = (
+    Object(
+        "delegation",
+        _named("id", "dlg", "The delegation."),
+        fixed("type", "delegation"),
+        fixed("target", "responses"),
+        _named("response_id", "resp", "The response that is the call."),
+        doc="What is delegated: a call of a tool.",
+    ),
+    computed(
+        "offset_ms",
+        k.INTEGER,
+        lambda called: (called.unit + 1) * MS_PER_S,
+        example=3000,
+        doc="Where in the session.",
+    ),
+)
+_DELEGATED: Final = typed(
+    ms.ToolCalled, "session.delegation.created", api.EVENT_ID, *_DELEGATION, make=lambda _: None
 )
 _EVENTS: Final = tuple(
-    Table(ms.ToolCalled, EVENT_ID, *rows, tag={"type": "response.event"}, make=tools.called)
-    for rows in tools.EVENTS
+    typed(ms.ToolCalled, "response.event", api.EVENT_ID, *rows, make=_called)
+    for rows in map(_event, range(6))
 )
 _SECOND: Final = k.Kind(
     read=lambda value, _: value.pcm16(), write=encode_base64, schema=k.base64_of(k.PCM16)
@@ -480,9 +483,10 @@ _UNTOLD: Final = {
     "metrics": ms.Metrics(kv_cache_length=0, recording="off"),
 }
 """A unit's facts without a field."""
-WORDS: Final = Table(
+WORDS: Final = typed(
     ms.Speech,
-    EVENT_ID,
+    "session.output_transcript.delta",
+    api.EVENT_ID,
     Field("delta", k.TEXT, attr="text"),
     Field("start_ms", k.INTEGER),
     computed(
@@ -492,24 +496,18 @@ WORDS: Final = Table(
         example=1001,
         doc="Where it ends there.",
     ),
-    tag={"type": "session.output_transcript.delta"},
     lacks={**_UNTOLD, "pcm": b"", "end_of_turn": False},
 )
 
 
-USER_WORDS: Final = Table(
+USER_WORDS: Final = typed(
     UserWords,
-    EVENT_ID,
+    "session.input_transcript.delta",
+    api.EVENT_ID,
     Field("delta", k.TEXT, attr="text"),
     Field("start_ms", k.INTEGER),
     Field("end_ms", k.INTEGER),
-    tag={"type": "session.input_transcript.delta"},
 )
-
-
-def sound_of(speech: ms.Speech) -> bytes:
-    """The sound of a message, as its session writes it."""
-    return compress(to_pcm16(speech.pcm), speech.coding)
 
 
 def _delta(cls: type, get: Callable[[Any], bytes], **lacks: object) -> Table:
@@ -519,65 +517,25 @@ def _delta(cls: type, get: Callable[[Any], bytes], **lacks: object) -> Table:
         get,
         doc="A second of sound in the session's format; silence where the model listens.",
     )
-    return Table(cls, row, tag={"type": OUTPUT_AUDIO}, lacks={**_UNTOLD, **lacks})
+    return typed(cls, OUTPUT_AUDIO, row, lacks={**_UNTOLD, **lacks})
 
 
 def _silence(listen: ms.Listen) -> bytes:
     return compress(bytes(listen.silence_samples * model.SAMPLE16_BYTES), listen.coding)
 
 
-SPEECH: Final = _delta(ms.Speech, sound_of, text="", pcm=b"", end_of_turn=False)
+SPEECH: Final = _delta(ms.Speech, api.sound_of, text="", pcm=b"", end_of_turn=False)
 LISTEN: Final = _delta(ms.Listen, _silence)
-_PARAM: Final = re.compile(r"\$\.([A-Za-z0-9_.\[\]]+): ")
-"""The path with which the text of a field's error begins."""
-
-
-def _param(report: ms.ErrorReport) -> str | None:
-    found = _PARAM.match(report.message)
-    return None if found is None else found[1]
-
-
-def _fault(report: ms.ErrorReport) -> str:
-    is_client = errors.error_type(report.code) == "client_error"
-    return "invalid_request_error" if is_client else "server_error"
-
-
-def error_table(codes: tuple[errors.ErrorCode, ...], cause: str) -> Table:
-    """Make the table of an `error` with one of several codes; `cause` names the message's id."""
-    rows = (
-        Field("code", k.choice(codes)),
-        Field("message", k.TEXT),
-        computed(
-            "type",
-            k.choice(("invalid_request_error", "server_error")),
-            _fault,
-            is_read=False,
-            doc="Whose mistake it is.",
-        ),
-        computed(
-            "param",
-            k.TEXT,
-            _param,
-            omit=True,
-            example="session.audio.format",
-            doc="The path of the field that is wrong.",
-        ),
-        Field(cause, k.TEXT, "", attr="client_event_id", omit=True),
-    )
-    error = Object("error", *rows, is_required=True)
-    return Table(ms.ErrorReport, EVENT_ID, error, tag={"type": shared.ERROR})
-
-
 ANSWERS: Final = (
     _QUEUED,
     _MOVED,
     _QUEUE_DONE,
-    Table(
+    typed(
         ms.Created,
-        EVENT_ID,
+        SESSION_STARTED,
+        api.EVENT_ID,
         _SESSION,
         _ANSWERED,
-        tag={"type": SESSION_STARTED},
         lacks={"session_id": "", "prompt_length": 0, "recording": "off"},
     ),
     LISTEN,
@@ -586,27 +544,27 @@ ANSWERS: Final = (
     USER_WORDS,
     _DELEGATED,
     _EVENTS[0],
-    Table(Muted, EVENT_ID, _ANSWERED, tag={"type": "session.input_audio.muted"}),
-    Table(Unmuted, EVENT_ID, _ANSWERED, tag={"type": "session.input_audio.unmuted"}),
-    Table(Updated, EVENT_ID, _SESSION, _ANSWERED, tag={"type": "session.updated"}),
-    Table(
+    typed(Muted, "session.input_audio.muted", api.EVENT_ID, _ANSWERED),
+    typed(Unmuted, "session.input_audio.unmuted", api.EVENT_ID, _ANSWERED),
+    typed(Updated, "session.updated", api.EVENT_ID, _SESSION, _ANSWERED),
+    typed(
         Usage,
-        EVENT_ID,
+        "session.usage.updated",
+        api.EVENT_ID,
         Object("usage", Field("seconds", k.INTEGER)),
         Object("context_window", Field("usage_ratio", k.number(0, 1), attr="ratio", example=0.25)),
-        tag={"type": "session.usage.updated"},
     ),
     NOTICE,
-    Table(
+    typed(
         ms.Closed,
-        EVENT_ID,
+        shared.SESSION_CLOSED,
+        api.EVENT_ID,
         Field("reason", k.word_of(_ENDS), get=shared.end_word(REASONS)),
         _SESSION,
         Object("usage", Field("seconds", k.INTEGER)),
-        tag={"type": shared.SESSION_CLOSED},
         lacks={"session_id": ""},
     ),
-    error_table(ERROR_CODES, "client_event_id"),
+    api.error_table(api.ERROR_CODES, "client_event_id"),
 )
 
 
@@ -614,23 +572,11 @@ class Live(Dialect):
     """The dialect of OpenAI's Live API."""
 
     def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
-        """Check every field of a client's message; a known event that is not offered is named."""
-        kind = body.get("type")
-        if request is Request.UNKNOWN and isinstance(kind, str) and kind in UNSUPPORTED:
-            raise unsupported("$.type", f"{kind}, which the model cannot do")
+        """Check every field of a client's message; a format has a rate."""
         if request is Request.INIT and context.is_fork:
             return _with_rate(FORK_START.parse(body, context))
         message: ClientMessage = super().parse(request, body, context)
         return _with_rate(message) if isinstance(message, Init) else message
-
-    def encode(self, message: ms.ServerMessage) -> tuple[str, ...]:
-        """Write a server's message as frames; a speaking second has its text first."""
-        if isinstance(message, ms.ToolCalled):
-            return tuple(table.encode(message) for table in (_DELEGATED, *_EVENTS))
-        if not isinstance(message, ms.Speech):
-            return super().encode(message)
-        words = (WORDS.encode(message),) if message.text else ()
-        return (*words, SPEECH.encode(message)) if message.pcm or not words else words
 
     def decode(self, body: Json, mode: Mode = "video") -> tuple[ms.ServerMessage, ...]:
         """Read a server's message; a second is read at 24 kHz."""
@@ -666,5 +612,12 @@ def _read_second(body: Json) -> ms.Listen | ms.Speech:
 
 
 LIVE: Final = Live(
-    "live", {table.kind: request for request, table in REQUESTS.items()}, REQUESTS, ANSWERS
+    "live",
+    REQUESTS,
+    ANSWERS,
+    choose={
+        ms.ToolCalled: lambda _: (_DELEGATED, *_EVENTS),
+        ms.Speech: partial(api.speech, WORDS, SPEECH),
+    },
+    unserved=dict.fromkeys(UNSUPPORTED, ", which the model cannot do"),
 )

@@ -13,7 +13,7 @@ Choices in addition to them:
   client makes itself, is the same.
 - The token of `session.created` is filled in behind the log (`TOKEN`).
 
-It cannot show: metrics, the recording's name, the client's input that a second answers.
+It cannot show: metrics, the recording's name, the client's input that a second of.
 """
 
 from __future__ import annotations
@@ -31,19 +31,27 @@ from ...values.behaviour import DUPLEX_TOOLS
 from ...values.errors import LIVE_ERRORS, TRANSCRIPTION_ERRORS, ErrorCode
 from ...values.limits import APPEND_SAMPLES_MAX, INPUT_ID_CHARS_MAX, MS_PER_S
 from ...values.model import CODINGS, INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, DuplexConfig
-from ...values.requests import Append, ClientMessage, Init, ReferenceAudio, Report, Request
+from ...values.requests import Append, Init, ReferenceAudio, Report, Request
 from .. import kinds as k
 from ..audio import to_float32, to_pcm16
 from ..codec import Reading, Value, encode_base64, invalid
-from ..table import Constant, Field, Object, Row, Table, checked, computed, fixed, one, optional
-from . import openai_answers as answers
-from . import openai_requests as requests
+from ..table import (
+    Constant,
+    Dialect,
+    Field,
+    Object,
+    Row,
+    Table,
+    checked,
+    computed,
+    fixed,
+    one,
+    optional,
+    typed,
+)
+from . import openai_shared as api
 from . import shared
-from .base import Context, Dialect, Json
-from .chat import FUNCTIONS
-from .live import EVENT_ID, error_table, ignored, only, unsupported
-from .openai_requests import ANY_EVENT_ID, nothing, null
-from .openai_tools import CALLED
+from .openai import CANCEL, CLEAR, ITEM_REQUESTS, SILENCE, THRESHOLD, request
 from .shared import APPEND_SLICES, PLAYED_MS_MAX, PROMPT, RECORD, TOKEN, frames, setting
 
 OMNI_PREFIX: Final = "duplex-"
@@ -64,40 +72,30 @@ _DATA_URL: Final = "data:"
 
 
 def _modality(value: Value, _: Reading) -> str:
-    found = {each.choice(requests.MODALITIES) for each in value.items(2)}
+    found = {each.choice(api.MODALITIES) for each in value.items(2)}
     return "audio" if "audio" in found or not found else "text"
 
 
 _MODALITY: Final = k.Kind(
     read=_modality,
     write=lambda modality: ["text"] if modality == "text" else ["audio", "text"],
-    schema={"type": "array", "items": {"type": "string", "enum": list(requests.MODALITIES)}},
+    schema={"type": "array", "items": {"type": "string", "enum": list(api.MODALITIES)}},
 )
 _GA, _BOTH = ("output_modalities",), ["audio", "text"]
 _FORMATS: Final = ("pcm16", "pcm_s16le", "s16le")
 
 
-def _format(value: Value, _: Reading) -> str:
-    if value.text() not in _FORMATS:
-        raise unsupported(value.path, "sound is pcm16 here")
-    return "pcm16"
-
-
-_FORMAT: Final = k.Kind(read=_format, schema={"type": "string", "const": "pcm16"})
+_FORMAT: Final = api.offered(k.TEXT, "sound is pcm16 here", *_FORMATS, type="string", const="pcm16")
 
 
 def _rate(rate_hz: int) -> k.Kind:
-    def read(value: Value, _: Reading) -> int:
-        if value.value != rate_hz:
-            raise unsupported(value.path, f"there are only {rate_hz} Hz here")
-        return rate_hz
-
-    return k.Kind(read=read, schema={"type": "integer", "const": rate_hz})
+    what = f"there are only {rate_hz} Hz here"
+    return api.offered(api.ANY, what, rate_hz, type="integer", const=rate_hz)
 
 
 def _form(name: str, rate_hz: int) -> Object:
     """The form of sound in one direction, as OpenAI's GA API has it; ours is fixed."""
-    kind = only(CODINGS, "audio/pcm", "sound is pcm16 here")
+    kind = api.only(CODINGS, "audio/pcm", "sound is pcm16 here")
     rows = (checked("type", kind, "PCM16."), checked("rate", _rate(rate_hz), "Samples a second."))
     rate = checked("sample_rate_hz", _rate(rate_hz), "Samples a second.")
     return Object(name, Object("format", *rows, doc="Its form."), rate, doc="Sound.")
@@ -117,53 +115,37 @@ def _voice(value: Value, at: Reading) -> ReferenceAudio:
 _VOICE: Final = attrs.evolve(k.VOICE_OR_NAME, read=_voice)
 
 
-def _no_voice(value: Value, _: Reading) -> None:
-    if value.text():
-        raise unsupported(value.path, "a voice has no name here, it is given as ref_audio")
-
-
-def _interrupts(value: Value, _: Reading) -> None:
-    if not value.flag():
-        raise unsupported(value.path, "detected speech interrupts the model")
-
-
-_VAD: Final = only(("server_vad", "semantic_vad"), "server_vad", "the model decides, or server_vad")
-_DETECTION: Final = requests.detection(
+_NO_VOICE: Final = api.offered(
+    k.TEXT, "a voice has no name here, it is given as ref_audio", "", type="string", maxLength=0
+)
+_INTERRUPTS: Final = api.offered(
+    k.FLAG, "detected speech interrupts the model", True, type="boolean", const=True
+)
+_VAD: Final = api.only(
+    ("server_vad", "semantic_vad"), "server_vad", "the model decides, or server_vad"
+)
+_DETECTION: Final = api.detection(
     one(
         Table(
             oa.TurnDetection,
             Field("type", _VAD, attr="kind"),
-            Field("threshold", k.number(0, 1), 0.5, omit=True, example=0.5),
-            Field(
-                "silence_duration_ms",
-                k.integer(100, requests.SILENCE_MS_MAX),
-                500,
-                attr="silence_ms",
-                omit=True,
-                example=500,
-            ),
-            checked(
-                "interrupt_response",
-                k.Kind(read=_interrupts, schema={"type": "boolean", "const": True}),
-                "Must be true.",
-            ),
+            THRESHOLD,
+            SILENCE,
+            checked("interrupt_response", _INTERRUPTS, "Must be true."),
         )
     )
 )
 _PLAIN: Final = DuplexConfig()
-_INIT: Final = Table(
+_INIT: Final = typed(
     Init,
+    shared.SESSION_UPDATE,
     Object(
         "session",
         optional("model", k.TEXT, "omni.model", example="tiny"),
         optional("modalities", _MODALITY, "omni.modality", also=_GA, example=_BOTH),
         Field("instructions", PROMPT, "", omit=True),
         optional("ref_audio", _VOICE, doc="A voice: base64 of a WAV, or a data URL."),
-        checked(
-            "voice",
-            k.Kind(read=_no_voice, schema={"type": "string", "maxLength": 0}),
-            "Must be empty here.",
-        ),
+        checked("voice", _NO_VOICE, api.EMPTY),
         checked("input_audio_format", _FORMAT, "PCM16."),
         checked("output_audio_format", _FORMAT, "PCM16."),
         checked("sample_rate_hz", _rate(INPUT_RATE_HZ), "Of the client's sound."),
@@ -180,27 +162,22 @@ _INIT: Final = Table(
         Object(
             "extra_body",
             optional("auto_response", k.FLAG, "omni.answers"),
-            Field(
+            setting(
                 "force_listen_count",
                 k.integer(0, 100),
                 _PLAIN.force_listen_count,
                 attr="config.force_listen_count",
-                omit=True,
             ),
             omit=True,
             doc="Settings of the model.",
         ),
         RECORD,
-        Field("tools", FUNCTIONS, (), omit=True, since=DUPLEX_TOOLS, doc=CALLED),
-        *(
-            ignored(name)
-            for name in ("idle_timeout_s", "input_audio_transcription", "tracing", "speed")
-        ),
+        Field("tools", api.FUNCTIONS, (), omit=True, since=DUPLEX_TOOLS, doc=api.CALLED),
+        *map(api.ignored, ("idle_timeout_s", "input_audio_transcription", "tracing", "speed")),
         is_required=True,
         doc="The settings; others than these are ignored.",
     ),
-    ANY_EVENT_ID,
-    tag={"type": shared.SESSION_UPDATE},
+    api.ANY_EVENT_ID,
 )
 
 
@@ -225,84 +202,76 @@ def _item_id(value: Value, _: Reading) -> str:
     return name.replace("item_resp_", "item_", 1) if name.startswith("item_resp_") else name
 
 
-_ID: Final = k.text(INPUT_ID_CHARS_MAX, 1, holds=k.NAMED)
-_NAMES_ITEM: Final = attrs.evolve(_ID, read=_item_id)
-_OF_ITEMS: Final = (
-    *(Request.CREATE_ITEM, Request.DELETE_ITEM, Request.RETRIEVE_ITEM, Request.TRUNCATE_ITEM),
-)
-
-
-def _request(cls: type, kind: str, *rows: Row) -> Table:
-    return Table(cls, *rows, ANY_EVENT_ID, tag={"type": kind})
-
-
+_NAMES_ITEM: Final = attrs.evolve(api.ID, read=_item_id)
 _MS: Final = k.integer(0, PLAYED_MS_MAX)
-_NO_PROMPT: Final = requests.lacking(
-    "the model has its prompt already, and takes no other", "", type="string", maxLength=0
+_NO_PROMPT: Final = api.offered(
+    api.ANY, "the model has its prompt already, and takes no other", "", type="string", maxLength=0
 )
 REQUESTS: Final = {
     Request.INIT: _INIT,
-    Request.APPEND: Table(
+    Request.APPEND: typed(
         Append,
+        shared.AUDIO_APPEND,
         Field("audio", _PIECE, attr="pcm"),
         checked("format", _FORMAT, "PCM16.", also=("input_audio_format",)),
         checked("sample_rate_hz", _rate(INPUT_RATE_HZ), "Of the sound."),
         frames("video_frames"),
         APPEND_SLICES,
-        *(ignored(name, holds=None) for name in ("is_speech", "duration_ms", "audio_end_ms")),
-        ANY_EVENT_ID,
-        tag={"type": shared.AUDIO_APPEND},
+        *(api.ignored(name, holds=None) for name in ("is_speech", "duration_ms", "audio_end_ms")),
+        api.ANY_EVENT_ID,
         lacks={"input_id": None, "force_listen": False},
         where="vllm-omni",
     ),
-    Request.COMMIT: _request(
+    Request.COMMIT: request(
         om.CommitTurn,
         "input_audio_buffer.commit",
         optional("response_create", k.FLAG, "responds", also=("create_response",)),
         Field("is_speech", k.FLAG, True, omit=True),
-        ignored("final", holds=None),
+        api.ignored("final", holds=None),
     ),
-    Request.RESPOND: _request(
+    Request.RESPOND: request(
         oa.Respond,
         "response.create",
         Object(
             "response",
             optional("modalities", _MODALITY, "modality", also=_GA, example=_BOTH),
             checked("instructions", _NO_PROMPT, "Must be empty here.", example=""),
-            setting("max_output_tokens", requests.TOKENS, 0, attr="max_tokens", example=100),
-            optional("metadata", requests.METADATA, example={"trace": "3"}),
+            setting("max_output_tokens", api.TOKENS, 0, attr="max_tokens", example=100),
+            optional("metadata", api.METADATA, example={"trace": "3"}),
             omit=True,
             doc="Settings of this response; others than these are ignored.",
         ),
     ),
-    Request.CANCEL: _request(oa.CancelResponse, "response.cancel", optional("response_id", _ID)),
-    Request.INTERRUPT: _request(
+    Request.CANCEL: CANCEL,
+    Request.INTERRUPT: request(
         om.BargeIn,
         "barge_in",
         checked("event", k.choice(("barge_in", "response.cancel")), "Of `turn.signal`, the same."),
-        ignored("payload"),
+        api.ignored("payload"),
     ),
-    Request.CLEAR_OUTPUT: _request(om.ClearOutput, "output_audio_buffer.clear"),
-    Request.PLAYED: _request(
+    Request.CLEAR_OUTPUT: request(om.ClearOutput, "output_audio_buffer.clear"),
+    Request.PLAYED: request(
         om.AckPlayback,
         shared.PLAYBACK_ACK,
         Field("played_ms", _MS),
         optional("committed_ms", _MS),
-        optional("response_id", _ID),
+        optional("response_id", api.ID),
         optional("item_id", _NAMES_ITEM),
         Field("truncate", k.FLAG, False, attr="truncates", omit=True),
     ),
-    Request.HEARTBEAT: _request(om.Heartbeat, "session.heartbeat"),
-    Request.REPORT: Table(
+    Request.HEARTBEAT: request(om.Heartbeat, "session.heartbeat"),
+    Request.REPORT: typed(
         Report,
-        ignored("server_event_seq", "The last event that arrived; kept in the log without effect."),
-        tag={"type": "session.event_ack"},
+        "session.event_ack",
+        api.ignored(
+            "server_event_seq", "The last event that arrived; kept in the log without effect."
+        ),
     ),
-    **{it: requests.REQUESTS[it] for it in (Request.CLEAR, *_OF_ITEMS)},
+    Request.CLEAR: CLEAR,
+    **ITEM_REQUESTS,
     Request.CLOSE: shared.CLOSE,
 }
-TYPES: Final[Mapping[str, Request]] = {
-    **{table.kind: request for request, table in REQUESTS.items()},
+_OTHER_TYPES: Final[Mapping[str, Request]] = {
     "input.commit": Request.COMMIT,
     "input.cancel": Request.CLEAR,
     "turn.signal": Request.INTERRUPT,
@@ -343,13 +312,10 @@ _REFUSED: Final = Object(
     fixed("type", "invalid_request_error"),
     Field("message", k.TEXT),
 )
-NOT_RESUMED: Final = Table(ms.ErrorReport, _REFUSED, tag={"type": shared.ERROR})
+NOT_RESUMED: Final = typed(ms.ErrorReport, shared.ERROR, _REFUSED)
 """The answer to a client that cannot come back; its code is the one of no session and no token."""
-RESYNC: Final = Table(
-    ms.Resumable,
-    _NUMBER,
-    fixed("reason", "journal_overflow"),
-    tag={"type": "session.resync_required"},
+RESYNC: Final = typed(
+    ms.Resumable, "session.resync_required", _NUMBER, fixed("reason", "journal_overflow")
 )
 """The session cannot be resumed any more."""
 
@@ -406,7 +372,7 @@ _SESSION: Final = Object(
         doc="The same, as the GA API names it.",
     ),
     Field("instructions", k.TEXT),
-    null("voice"),
+    api.null("voice"),
     fixed("input_audio_format", "pcm16"),
     fixed("output_audio_format", "pcm16"),
     _facts("audio", "The form of sound in both directions.", _SOUND),
@@ -425,13 +391,13 @@ _TOKEN: Final = computed(
     example="q3bV0k",
     doc="The right to come back, once; only in a session that can be resumed.",
 )
-RESUMED: Final = Table(
+RESUMED: Final = typed(
     om.CameBack,
+    "session.resumed",
     Field("session_id", k.TEXT),
     Field("attachment_generation", k.INTEGER, attr="connection"),
     _TOKEN,
     _SESSION,
-    tag={"type": "session.resumed"},
 )
 """The first frame of a connection that comes back; no event, so it has no number."""
 _REASONS: Final[Mapping[ms.EndReason, str]] = {
@@ -463,7 +429,7 @@ ERROR_CODES: Final = tuple(code for code in ErrorCode if code not in _NEVER)
 
 
 def _event(cls: type, kind: str, *rows: Row, **lacks: object) -> Table:
-    return Table(cls, _NUMBER, EVENT_ID, *rows, tag={"type": kind}, lacks=lacks)
+    return typed(cls, kind, _NUMBER, api.EVENT_ID, *rows, lacks=lacks)
 
 
 def _numbered(table: Table, *rows: Row, kind: str = "") -> Table:
@@ -472,7 +438,6 @@ def _numbered(table: Table, *rows: Row, kind: str = "") -> Table:
 
 
 _OF_SESSION: Final = (Field("session_id", k.TEXT), Field("epoch", k.INTEGER))
-_NO_METRICS: Final = ms.Metrics(kv_cache_length=0, recording="off")
 
 
 def _end_ms(speech: ms.Speech) -> int:
@@ -480,7 +445,7 @@ def _end_ms(speech: ms.Speech) -> int:
 
 
 _AUDIO: Final = _numbered(
-    answers.SOUND,
+    api.SOUND,
     attrs.evolve(fixed("format", "pcm16"), rank=1),
     computed(
         "sample_rate_hz",
@@ -503,32 +468,32 @@ _AUDIO: Final = _numbered(
         doc="Where it stands.",
     ),
 )
-_WORDS: Final = _numbered(answers.WORDS)
+_WORDS: Final = _numbered(api.WORDS)
 
 
-def _of_reply(table: Table) -> Table:
+def _of_response(table: Table) -> Table:
     """A state of a response, which names it at the top too."""
     row = computed(
         "response_id",
         k.TEXT,
-        lambda state: state.reply.id,
+        lambda state: state.response.id,
         example="resp_7b20d9c3a415",
         doc="The response.",
     )
     return _numbered(table, row)
 
 
-_STEPS: Final = {kind: _numbered(table) for kind, table in answers.STEPS.items()}
+_STEPS: Final = {kind: _numbered(table) for kind, table in api.STEPS.items()}
 _INPUTS: Final = {
-    kind: _numbered(answers.INPUTS[kind]) for kind in ("committed", "cleared", "transcript_done")
+    kind: _numbered(api.INPUTS[kind]) for kind in ("committed", "cleared", "transcript_done")
 }
-_BETA: Final = _numbered(answers.ITEMS["added"], kind="conversation.item.created")
+_BETA: Final = _numbered(api.ITEMS["added"], kind="conversation.item.created")
 _ITEMS: Final[Mapping[str, tuple[Table, ...]]] = {
     kind: (_numbered(table), *((_BETA,) if kind == "added" else ()))
-    for kind, table in answers.ITEMS.items()
+    for kind, table in api.ITEMS.items()
 }
 """An item is added in two words: that of the GA API, and that of its beta."""
-_BEGAN, _DONE = _of_reply(answers.BEGAN), _of_reply(answers.DONE)
+_BEGAN, _DONE = _of_response(api.BEGAN), _of_response(api.DONE)
 _LISTEN: Final = _event(
     ms.Listen,
     "response.listen",
@@ -540,18 +505,18 @@ _LISTEN: Final = _event(
         doc="No response begins.",
     ),
     input_id="",
-    metrics=_NO_METRICS,
+    metrics=api.NO_METRICS,
 )
-_CREATED: Final = Table(
+_CREATED: Final = typed(
     ms.Created,
+    shared.SESSION_CREATED,
     _NUMBER,
-    EVENT_ID,
+    api.EVENT_ID,
     computed(
         "attachment_generation", k.integer(1, 1), lambda _: 1, doc="The client's first connection."
     ),
     _TOKEN,
     _SESSION,
-    tag={"type": shared.SESSION_CREATED},
     lacks={"session_id": "", "prompt_length": 0, "recording": "off"},
 )
 _PLAYED: Final = (
@@ -599,14 +564,8 @@ ANSWERS: Final = (
     _event(om.HeartbeatAck, "session.heartbeat_ack", Field("session_id", k.TEXT)),
     *_INPUTS.values(),
     *(table for tables in _ITEMS.values() for table in tables),
-    _event(oa.ItemDeleted, "conversation.item.deleted", Field("item_id", k.TEXT)),
-    _event(
-        oa.ItemTruncated,
-        "conversation.item.truncated",
-        Field("item_id", k.TEXT),
-        Field("content_index", k.INTEGER),
-        Field("audio_end_ms", k.INTEGER),
-    ),
+    _numbered(api.DELETED),
+    _numbered(api.TRUNCATED),
     _BEGAN,
     _event(
         om.Speaking,
@@ -619,44 +578,32 @@ ANSWERS: Final = (
     _WORDS,
     _LISTEN,
     _DONE,
-    _event(om.RateLimits, "rate_limits.updated", nothing("rate_limits")),
+    _event(om.RateLimits, "rate_limits.updated", api.nothing("rate_limits")),
     _event(om.OutputCleared, "output_audio_buffer.cleared", Field("response_id", k.TEXT)),
     _ACKNOWLEDGED,
     _CLOSED,
-    _numbered(error_table(ERROR_CODES, "event_id")),
+    _numbered(api.error_table(ERROR_CODES, "event_id")),
 )
 
 
-class Omni(Dialect):
-    """The dialect of vLLM-Omni's duplex protocol."""
-
-    def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
-        """Check every field of a client's message; a known event that is not offered is named."""
-        kind = body.get("type")
-        if isinstance(kind, str) and kind in UNSUPPORTED:
-            raise unsupported("$.type", f"{kind}: the model takes no text in a conversation")
-        return super().parse(request, body, context)
-
-    def encode(self, message: ms.ServerMessage) -> tuple[str, ...]:
-        """Write a server's message as frames; a speaking second has its sound first."""
-        return tuple(table.encode(message) for table in self._tables(message))
-
-    def _tables(self, message: ms.ServerMessage) -> tuple[Table, ...]:
-        match message:
-            case ms.QueueDone():
-                return ()
-            case ms.Speech():
-                return (_AUDIO, _WORDS) if message.pcm else (_WORDS,)
-            case oa.ReplyStep():
-                return (_STEPS[message.kind],)
-            case oa.InputStep():
-                found = _INPUTS.get(message.kind)
-                return () if found is None else (found,)
-            case oa.ItemStep():
-                return _ITEMS[message.kind]
-            case oa.ReplyState():
-                return (_BEGAN if message.reply.status == "in_progress" else _DONE,)
-        return (self._written[type(message)],)
+def _of_input(step: oa.InputStep) -> tuple[Table, ...]:
+    found = _INPUTS.get(step.kind)
+    return () if found is None else (found,)
 
 
-OMNI: Final = Omni("vllm-omni", TYPES, REQUESTS, ANSWERS)
+OMNI: Final = Dialect(
+    "vllm-omni",
+    REQUESTS,
+    ANSWERS,
+    types=_OTHER_TYPES,
+    choose={
+        ms.QueueDone: lambda _: (),
+        ms.Speech: lambda speech: (_AUDIO, _WORDS) if speech.pcm else (_WORDS,),
+        oa.ReplyStep: lambda step: (_STEPS[step.kind],),
+        oa.InputStep: _of_input,
+        oa.ItemStep: lambda step: _ITEMS[step.kind],
+        oa.ReplyState: lambda it: (_BEGAN if it.response.status == "in_progress" else _DONE,),
+    },
+    unserved=dict.fromkeys(UNSUPPORTED, ": the model takes no text in a conversation"),
+)
+"""The dialect of vLLM-Omni's duplex protocol."""

@@ -18,27 +18,31 @@ answer without `audio` was streamed, and the end of prefill.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import attrs
 
+from ...values import messages as ms
 from ...values.errors import LocalProtocolError
+from ...values.limits import INPUT_ID_CHARS_MAX, TOOLS_MAX
 from ...values.live import UserWords
-from ...values.messages import Closed, Created, EndReason, Listen, ServerMessage, Speech
 from ...values.modes import Mode
 from ...values.openai import CancelResponse
 from ...values.requests import Append, Ask, ClientMessage, Init, Request
-from ..codec import Fields, Reading, as_object
-from ..kinds import FLAG, INTEGER, SPEECH, TEXT, VOICE, Kind, input_sound, word_of
-from ..table import Field, Object, Row, Rule, Table, optional
+from .. import kinds as k
+from ..codec import Context, Fields, Json, Reading, Value, as_object, invalid
+from ..table import Dialect, Field, Object, Row, Rule, Table, checked, computed, optional, typed
 from . import chat, shared
-from .base import Context, Dialect, Json
+from .chat import MADE_CALLS, ask_rows
 
 FULL_DUPLEX: Final = "full_duplex"
 """The runtime mode of both `mode=video` and `mode=audio` (001, Modes)."""
+OUTPUT_DELTA: Final = "response.output.delta"
+TURN_BASED: Final = "turn_based"
+"""The runtime mode of `mode=chat` (001, Modes)."""
 
-_REASONS: Final[Mapping[EndReason, str]] = {
+_REASONS: Final[Mapping[ms.EndReason, str]] = {
     "client": "client_closed",
     "timeout": "timeout",
     "context_full": "context_full",
@@ -49,7 +53,7 @@ _REASONS: Final[Mapping[EndReason, str]] = {
     "flooded": "flooded",
     "refused": "refused",
 }
-_ENDS: Final[Mapping[str, EndReason]] = {word: end for end, word in _REASONS.items()}
+_ENDS: Final[Mapping[str, ms.EndReason]] = {word: end for end, word in _REASONS.items()}
 
 # -- from the client ----------------------------------------------------------------------------
 
@@ -59,8 +63,9 @@ def _voice_is_object(at: Reading) -> None:
         as_object(at.body["voice"], f"{at.path}.voice")
 
 
-_INIT: Final = Table(
+_INIT: Final = typed(
     Init,
+    shared.SESSION_INIT,
     Object(
         "payload",
         Rule(_voice_is_object),
@@ -76,8 +81,8 @@ _INIT: Final = Table(
         ),
         Object(
             "voice",
-            optional("ref_audio_base64", VOICE, attr="ref_audio"),
-            optional("tts_ref_audio_base64", VOICE, attr="tts_ref_audio"),
+            optional("ref_audio_base64", k.VOICE, attr="ref_audio"),
+            optional("tts_ref_audio_base64", k.VOICE, attr="tts_ref_audio"),
             omit=True,
         ),
         shared.slices_once("config"),
@@ -85,15 +90,15 @@ _INIT: Final = Table(
         *shared.ASKED,
         is_required=True,
     ),
-    tag={"type": shared.SESSION_INIT},
     lacks={"config.deferred_finalize": True},
     where="this dialect",
 )
-_APPEND: Final = Table(
+_APPEND: Final = typed(
     Append,
+    shared.INPUT_APPEND,
     Object(
         "input",
-        Field("audio", input_sound(1), attr="pcm"),
+        Field("audio", k.input_sound(1), attr="pcm"),
         shared.frames("video_frames"),
         shared.FORCE_LISTEN,
         shared.APPEND_SLICES,
@@ -101,19 +106,77 @@ _APPEND: Final = Table(
         rank=1,
     ),
     shared.INPUT_ID,
-    tag={"type": shared.INPUT_APPEND},
 )
 
+# -- from the client in a chat --------------------------------------------------------------------
+
+_OF_TURNS: Final = "in chat each turn brings its own"
+
+
+def _nothing(name: str) -> Field:
+    """Make the row of a text that must be empty, as clients fill in unwanted fields."""
+    return checked(name, k.because(k.text(0), _OF_TURNS))
+
+
+def _no_tools(value: Value, _: Reading) -> None:
+    if value.items(TOOLS_MAX):
+        raise invalid(value.path, f"tools, but {_OF_TURNS}")
+
+
+_NO_TOOLS: Final = k.Kind(read=_no_tools, schema={"type": "array", "const": []})
+_CHAT_INIT: Final = typed(
+    Init,
+    shared.SESSION_INIT,
+    Object(
+        "payload",
+        Field("system_prompt", shared.PROMPT, "", attr="instructions", also=("instructions",)),
+        Object("voice", _nothing("ref_audio_base64"), _nothing("tts_ref_audio_base64")),
+        Object("config", closed=f"not allowed: {_OF_TURNS}"),
+        checked("tools", _NO_TOOLS, "Must be empty here."),
+        *shared.ASKED,
+        is_required=True,
+    ),
+    lacks={"instructions": ""},
+)
+_ASK: Final = typed(
+    Ask,
+    shared.INPUT_APPEND,
+    Object("input", *ask_rows(is_enabled=True), is_required=True, rank=1),
+    shared.INPUT_ID,
+    lacks={"record": True},
+    where="a turn of realtime",
+)
+"""A turn; its wish about the recording is in the init here."""
+_RESPONSE_CANCEL: Final = "response.cancel"
+_CANCEL: Final = typed(
+    CancelResponse,
+    _RESPONSE_CANCEL,
+    optional("response_id", k.text(INPUT_ID_CHARS_MAX, 1, holds=k.NAMED)),
+    doc="End the answer that is under way; without one it has no effect.",
+)
+_CHAT_REQUESTS: Final[Mapping[Request, Table]] = {
+    Request.INIT: _CHAT_INIT,
+    Request.APPEND: _ASK,
+    Request.CANCEL: _CANCEL,
+}
+
 # -- from the server ----------------------------------------------------------------------------
+
+_ANSWERED: Final[tuple[Row, ...]] = (Field("response_id", k.TEXT), Field("input_id", k.TEXT, ""))
+"""The ids of an answer."""
+
+
+_NO_METRICS: Final = computed("metrics", k.OBJECT, lambda _: {}, is_read=False)
 
 
 def _created(mode: str) -> Table:
     """Make the table of `session.created` for one of the runtime modes; it reads both."""
-    modes = {FULL_DUPLEX: False, chat.TURN_BASED: True}
-    word = word_of(modes, lambda is_chat: chat.TURN_BASED if is_chat else FULL_DUPLEX)
-    return Table(
-        Created,
-        Field("session_id", TEXT),
+    modes = {FULL_DUPLEX: False, TURN_BASED: True}
+    word = k.word_of(modes, lambda is_chat: TURN_BASED if is_chat else FULL_DUPLEX)
+    return typed(
+        ms.Created,
+        shared.SESSION_CREATED,
+        Field("session_id", k.TEXT),
         Field(
             "mode",
             attrs.evolve(word, schema={"type": "string", "const": mode}),
@@ -121,37 +184,36 @@ def _created(mode: str) -> Table:
             attr="is_chat",
             doc="Always this.",
         ),
-        Field("prompt_length", INTEGER, 0),
+        Field("prompt_length", k.INTEGER, 0),
         Field("recording", shared.RECORDING, "off"),
         *shared.RECORDED,
-        *([] if mode == chat.TURN_BASED else [chat.TOOLS_STATE]),
-        chat.NO_METRICS,
-        tag={"type": shared.SESSION_CREATED},
+        *([] if mode == TURN_BASED else [chat.TOOLS_STATE]),
+        _NO_METRICS,
     )
 
 
 def _delta(cls: type, kind: str, *rows: Row, **lacks: object) -> Table:
     return Table(
         cls,
-        Field("session_id", TEXT),
+        Field("session_id", k.TEXT),
         *rows,
         Object("metrics", *shared.METRICS, attr="metrics", doc="What the unit took."),
-        tag={"type": chat.OUTPUT_DELTA, "kind": kind},
+        tag={"type": OUTPUT_DELTA, "kind": kind},
         lacks=lacks,
     )
 
 
-_END_OF_TURN: Final = Field("end_of_turn", FLAG, False, omit=True)
-_TEXT: Final = _delta(Speech, "text", *chat.ANSWERED, Field("text", TEXT), _END_OF_TURN, pcm=b"")
+_END_OF_TURN: Final = Field("end_of_turn", k.FLAG, False, omit=True)
+_TEXT: Final = _delta(ms.Speech, "text", *_ANSWERED, Field("text", k.TEXT), _END_OF_TURN, pcm=b"")
 _AUDIO: Final = _delta(
-    Speech, "audio", *chat.ANSWERED, Field("audio", SPEECH, attr="pcm"), _END_OF_TURN, text=""
+    ms.Speech, "audio", *_ANSWERED, Field("audio", k.SPEECH, attr="pcm"), _END_OF_TURN, text=""
 )
 _LISTEN: Final = _delta(
-    Listen, "listen", Field("response_id", TEXT, "", omit=True), Field("input_id", TEXT, "")
+    ms.Listen, "listen", Field("response_id", k.TEXT, "", omit=True), Field("input_id", k.TEXT, "")
 )
 
 
-def _encode_speech(speech: Speech) -> tuple[str, ...]:
+def _encode_speech(speech: ms.Speech) -> tuple[str, ...]:
     """Write text, then sound; the last of the two has the turn's end."""
     if not speech.pcm:
         return (_TEXT.encode(speech),)
@@ -162,7 +224,7 @@ def _encode_speech(speech: Speech) -> tuple[str, ...]:
     return (_TEXT.encode(first), audio)
 
 
-def _word(closed: Closed) -> str:
+def _word(closed: ms.Closed) -> str:
     reason = closed.client_reason if closed.reason == "client" else None
     word = reason or _REASONS.get(closed.reason)
     if word is None:
@@ -170,20 +232,21 @@ def _word(closed: Closed) -> str:
     return word
 
 
-def _closed(values: dict[str, Any]) -> Closed:
+def _closed(values: dict[str, Any]) -> ms.Closed:
     word = values.pop("reason")
     if word in _ENDS:
-        return Closed(reason=_ENDS[word], **values)
-    return Closed(reason="client", client_reason=word or None, **values)
+        return ms.Closed(reason=_ENDS[word], **values)
+    return ms.Closed(reason="client", client_reason=word or None, **values)
 
 
-_CLOSED: Final = Table(
-    Closed,
-    Field("session_id", TEXT),
+_CLOSED: Final = typed(
+    ms.Closed,
+    shared.SESSION_CLOSED,
+    Field("session_id", k.TEXT),
     Field(
         "reason",
-        Kind(
-            read=TEXT.read,
+        k.Kind(
+            read=k.TEXT.read,
             schema={
                 "type": "string",
                 "examples": [word for end, word in _REASONS.items() if end != "client"],
@@ -193,18 +256,84 @@ _CLOSED: Final = Table(
         example="user_stop",
         doc="Why it ended. The client's own words, where it ended the session and gave any.",
     ),
-    tag={"type": shared.SESSION_CLOSED},
     make=_closed,
 )
-_USER_WORDS: Final = Table(
+_USER_WORDS: Final = typed(
     UserWords,
-    Field("delta", TEXT, attr="text"),
-    Field("start_ms", INTEGER),
-    Field("end_ms", INTEGER),
-    tag={"type": "session.input_transcript.delta"},
+    "session.input_transcript.delta",
+    Field("delta", k.TEXT, attr="text"),
+    Field("start_ms", k.INTEGER),
+    Field("end_ms", k.INTEGER),
 )
+
+# -- from the server in a chat --------------------------------------------------------------------
+
+
+def _chat_delta(kind: str, row: Field) -> Table:
+    return Table(
+        ms.Delta,
+        Field("session_id", k.TEXT),
+        *_ANSWERED,
+        row,
+        _NO_METRICS,
+        tag={"type": OUTPUT_DELTA, "kind": kind},
+    )
+
+
+_CHAT_DELTAS: Final[Mapping[str, Table]] = {
+    "text": _chat_delta("text", Field("text", k.TEXT)),
+    "audio": _chat_delta("audio", Field("audio", k.SPEECH, attr="pcm")),
+}
+_CHAT_DONE: Final = typed(
+    ms.Response,
+    "response.done",
+    Field("session_id", k.TEXT),
+    *_ANSWERED,
+    Field("text", k.TEXT),
+    Field("audio", k.SPEECH, b"", attr="pcm", omit=True),
+    Field("reason", k.choice(("turn_end", "length", "interrupted", "tool_calls")), "turn_end"),
+    Field("tool_calls", MADE_CALLS, (), omit=True),
+    Object(
+        "metrics",
+        *shared.METRICS,
+        Field("input_tokens", k.INTEGER, 0, attr="^input_tokens"),
+        Field("generated_tokens", k.INTEGER, 0, attr="^generated_tokens"),
+        attr="metrics",
+    ),
+    lacks={"streaming": None, "recording_id": ""},
+)
+
+
+def _encode_delta(delta: ms.Delta) -> tuple[str, ...]:
+    """Write a piece of an answer: text first, then sound; one frame at least."""
+    text_frame = (_CHAT_DELTAS["text"].encode(delta),) if delta.text or not delta.pcm else ()
+    return (*text_frame, _CHAT_DELTAS["audio"].encode(delta)) if delta.pcm else text_frame
+
+
+def _encode_response(response: ms.Response) -> tuple[str, ...]:
+    """Write the end of a turn, after the last of a streamed answer's speech."""
+    if not response.pcm or not response.streaming:
+        return (_CHAT_DONE.encode(response),)
+    rest = ms.Delta(
+        session_id=response.session_id,
+        response_id=response.response_id,
+        input_id=response.input_id,
+        pcm=response.pcm,
+    )
+    return (*_encode_delta(rest), _CHAT_DONE.encode(attrs.evolve(response, pcm=b"")))
+
+
+_CHAT_FRAMES: Final[Mapping[type, Callable[[Any], tuple[str, ...]]]] = {
+    ms.Prefilled: lambda _: (),
+    ms.Delta: _encode_delta,
+    ms.Response: _encode_response,
+}
+"""The frames of a turn, by class of message; the end of prefill has none."""
+
+# -- the dialect ----------------------------------------------------------------------------------
+
 _CREATED: Final = _created(FULL_DUPLEX)
-_CHAT_CREATED: Final = _created(chat.TURN_BASED)
+_CHAT_CREATED: Final = _created(TURN_BASED)
 _DELTAS: Final = {"listen": _LISTEN, "text": _TEXT, "audio": _AUDIO}
 
 
@@ -215,74 +344,55 @@ class Realtime(Dialect):
         """List the client's messages; in chat, others of the same types."""
         if mode != "chat":
             return super().requests(mode)
-        tables = {**dict(super().requests(mode)), **chat.REQUESTS}
+        tables = {**dict(super().requests(mode)), **_CHAT_REQUESTS}
         return tuple(it for it in tables.items() if it[0] not in chat.DUPLEX_REQUESTS)
 
     def answers(self, mode: Mode) -> tuple[Table, ...]:
         """List the server's messages; chat has others."""
         if mode != "chat":
-            return (
-                _CREATED,
-                *_DELTAS.values(),
-                chat.TOOL_CALL,
-                _USER_WORDS,
-                _CLOSED,
-                *shared.COMMON,
-            )
-        return (_CHAT_CREATED, *chat.DELTAS.values(), chat.DONE, _CLOSED, *shared.COMMON)
+            own = (_CREATED, *_DELTAS.values(), chat.TOOL_CALL, _USER_WORDS, _CLOSED)
+            return (*own, *shared.COMMON)
+        return (_CHAT_CREATED, *_CHAT_DELTAS.values(), _CHAT_DONE, _CLOSED, *shared.COMMON)
 
     def classify(self, body: Json) -> Request:
         """Return the kind of request of a client's message."""
-        if body.get("type") == chat.RESPONSE_CANCEL:  # which only a chat knows
+        if body.get("type") == _RESPONSE_CANCEL:  # which only a chat knows
             return Request.CANCEL
         return shared.classify(body, self.types)
 
     def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
         """Check every field of a client's message."""
-        if context.mode == "chat" and request in chat.REQUESTS:
-            message: ClientMessage = chat.REQUESTS[request].parse(body, context)
+        if context.mode == "chat" and request in _CHAT_REQUESTS:
+            message: ClientMessage = _CHAT_REQUESTS[request].parse(body, context)
             return message
         return super().parse(request, body, context)
 
-    def encode(self, message: ServerMessage) -> tuple[str, ...]:
+    def encode(self, message: ms.ServerMessage) -> tuple[str, ...]:
         """Write a server's message as frames."""
-        if isinstance(message, Speech):
+        if isinstance(message, ms.Speech):
             return _encode_speech(message)
-        frames = chat.FRAMES.get(type(message))
+        frames = _CHAT_FRAMES.get(type(message))
         return super().encode(message) if frames is None else frames(message)
 
     def encode_request(self, message: ClientMessage) -> str:
         """Write a client's message as a frame."""
         if isinstance(message, Ask):
-            return chat.ASK.encode(message)
+            return _ASK.encode(message)
         if isinstance(message, CancelResponse):
-            return chat.CANCEL.encode(message)
+            return _CANCEL.encode(message)
         return super().encode_request(message)
 
-    def decode(self, body: Json, mode: Mode = "video") -> tuple[ServerMessage, ...]:
+    def decode(self, body: Json, mode: Mode = "video") -> tuple[ms.ServerMessage, ...]:
         """Read a server's message; text and audio of a unit are a `Speech` each, or a `Delta`."""
-        if body.get("type") != chat.OUTPUT_DELTA:
+        if body.get("type") != OUTPUT_DELTA:
             return super().decode(body, mode)
-        tables = chat.DELTAS if mode == "chat" else _DELTAS
+        tables = _CHAT_DELTAS if mode == "chat" else _DELTAS
         kind = Fields(body).required("kind", lambda value: value.choice(tuple(tables)))
         return (tables[kind].parse(body),)
 
 
 REALTIME: Final = Realtime(
     "realtime",
-    {
-        shared.SESSION_INIT: Request.INIT,
-        shared.INPUT_APPEND: Request.APPEND,
-        shared.SESSION_CLOSE: Request.CLOSE,
-        shared.PLAYBACK_ACK: Request.PLAYED,
-        **chat.DUPLEX_TYPES,
-    },
-    {
-        Request.INIT: _INIT,
-        Request.APPEND: _APPEND,
-        Request.CLOSE: shared.CLOSE,
-        Request.PLAYED: shared.PLAYED,
-        **chat.DUPLEX_REQUESTS,
-    },
-    (_CREATED, _LISTEN, chat.TOOL_CALL, chat.DONE, _USER_WORDS, _CLOSED, *shared.COMMON),
+    {Request.INIT: _INIT, Request.APPEND: _APPEND, **chat.COMMON_REQUESTS},
+    (_CREATED, _LISTEN, chat.TOOL_CALL, _CHAT_DONE, _USER_WORDS, _CLOSED, *shared.COMMON),
 )

@@ -15,21 +15,13 @@ from typing import Any, Final, get_args
 
 import attrs
 
-from ...values import limits
+from ...values import errors, limits
 from ...values import messages as ms
-from ...values.errors import (
-    LIVE_ERRORS,
-    TRANSCRIPTION_ERRORS,
-    ErrorCode,
-    LocalProtocolError,
-    error_type,
-)
 from ...values.model import INPUT_RATE_HZ, DuplexConfig, SlidingWindow
 from ...values.requests import CloseRequest, Played, Request
 from .. import kinds as k
-from ..codec import Reading, Value, invalid
-from ..table import Field, Object, Row, Rule, Table, checked, computed, items, optional
-from .base import Json
+from ..codec import Json, Reading, Value, invalid
+from ..table import Field, Object, Row, Rule, checked, computed, items, optional, typed
 
 SLICES: Final = k.integer(1, limits.SLICES_MAX)
 """A slice count (000, max_slice_nums)."""
@@ -91,9 +83,11 @@ SESSION_CLOSED: Final = "session.closed"
 ERROR: Final = "error"
 
 ERROR_CODES: Final = tuple(
-    code for code in ErrorCode if code not in TRANSCRIPTION_ERRORS | LIVE_ERRORS
+    code
+    for code in errors.ErrorCode
+    if code not in errors.TRANSCRIPTION_ERRORS | errors.LIVE_ERRORS
 )
-ERROR_TYPES: Final = tuple(dict.fromkeys(map(error_type, ErrorCode)))
+ERROR_TYPES: Final = tuple(dict.fromkeys(map(errors.error_type, errors.ErrorCode)))
 RECORDING_STATES: Final[tuple[ms.RecordingState, ...]] = ("on", "off", "failed")
 
 # -- the client's type --------------------------------------------------------------------------
@@ -138,7 +132,9 @@ def end_word(reasons: Mapping[ms.EndReason, str]) -> Callable[[ms.Closed], str]:
 
     def word(closed: ms.Closed) -> str:
         if closed.reason not in reasons:
-            raise LocalProtocolError(f"no session.closed for {closed.reason}: it is never sent")
+            raise errors.LocalProtocolError(
+                f"no session.closed for {closed.reason}: it is never sent"
+            )
         return reasons[closed.reason]
 
     return word
@@ -153,17 +149,15 @@ def _closing_words(value: Value, _: Reading) -> str | None:
     return words[: limits.REASON_CHARS_MAX] or None if isinstance(words, str) else None
 
 
-CLOSE: Final = Table(
+CLOSE: Final = typed(
     CloseRequest,
+    SESSION_CLOSE,
     optional("reason", k.Kind(read=_closing_words, schema={}, holds=k.USER_TEXT)),
-    tag={"type": SESSION_CLOSE},
 )
 """`session.close`: it is honoured in every state, so nothing in it is refused."""
 PLAYED_MS_MAX: Final = 2**53
 """Whole numbers up to it are exact in JavaScript."""
-PLAYED: Final = Table(
-    Played, Field("played_ms", k.integer(0, PLAYED_MS_MAX)), tag={"type": PLAYBACK_ACK}
-)
+PLAYED: Final = typed(Played, PLAYBACK_ACK, Field("played_ms", k.integer(0, PLAYED_MS_MAX)))
 
 _TIME_MS_MAX: Final = 1e9
 """Eleven days: no unit takes longer, and no session lives as long."""
@@ -175,6 +169,7 @@ PLACE: Final[tuple[Row, ...]] = (
     Field("ticket_id", k.TEXT, attr="place.ticket_id"),
     Field("queue_length", k.INTEGER, attr="place.queue_length"),
 )
+NOWHERE: Final = ms.QueuePlace(position=0, estimated_wait_s=0, ticket_id="", queue_length=0)
 ERROR_SESSION: Final = Field("session_id", k.TEXT, "", omit=True)
 """The session of an error, if known; other servers do not name it."""
 RECORDED: Final[tuple[Row, ...]] = (
@@ -198,12 +193,13 @@ METRICS: Final[tuple[Row, ...]] = (
 )
 """The metrics of a unit (the wire decisions, `realtime`); 0 if another server omits one."""
 COMMON: Final = (
-    Table(ms.Queued, *PLACE, tag={"type": SESSION_QUEUED}),
-    Table(ms.QueueUpdate, *PLACE, tag={"type": SESSION_QUEUE_UPDATE}),
-    Table(ms.QueueDone, tag={"type": SESSION_QUEUE_DONE}),
-    Table(ms.GoingAway, Field("seconds_left", k.INTEGER), tag={"type": SESSION_GOING_AWAY}),
-    Table(
+    typed(ms.Queued, SESSION_QUEUED, *PLACE),
+    typed(ms.QueueUpdate, SESSION_QUEUE_UPDATE, *PLACE),
+    typed(ms.QueueDone, SESSION_QUEUE_DONE),
+    typed(ms.GoingAway, SESSION_GOING_AWAY, Field("seconds_left", k.INTEGER)),
+    typed(
         ms.ErrorReport,
+        ERROR,
         Object(
             "error",
             Field("code", k.choice(ERROR_CODES)),
@@ -211,14 +207,13 @@ COMMON: Final = (
             computed(
                 "type",
                 k.choice(ERROR_TYPES),
-                lambda report: error_type(report.code),
+                lambda report: errors.error_type(report.code),
                 is_read=False,
                 doc="Whose mistake it is.",
             ),
             is_required=True,
         ),
         ERROR_SESSION,
-        tag={"type": ERROR},
     ),
 )
 """Queue events, a warning and errors, as `realtime` and `duplex-v1` have them."""
@@ -326,29 +321,26 @@ SESSION_REPLACED: Final = "session.replaced"
 TOKEN_CHARS_MAX: Final = 64
 """32 random bytes in base64 have 43 characters."""
 
-RESUMABLE: Final = Table(
+RESUMABLE: Final = typed(
     ms.Resumable,
+    SESSION_RESUMABLE,
     Field("recording_id", k.TEXT, ""),
     Field("token", k.TEXT, ""),
     Field("grace_s", k.INTEGER, 0),
     Field("expires_in_s", k.INTEGER, 0),
     Field("next_seq", k.INTEGER, 0),
     Field("ack", k.INTEGER, 0),
-    tag={"type": SESSION_RESUMABLE},
 )
-UNRESUMABLE: Final = Table(
-    ms.Resumable,
-    Field("token", k.TEXT, ""),
-    tag={"type": SESSION_RESUMABLE},
-    lacks={"recording_id": ""},
+UNRESUMABLE: Final = typed(
+    ms.Resumable, SESSION_RESUMABLE, Field("token", k.TEXT, ""), lacks={"recording_id": ""}
 )
 """The same later on: the session cannot be resumed any more."""
-REPLACED: Final = Table(ms.Replaced, tag={"type": SESSION_REPLACED})
-RESUME: Final = Table(
+REPLACED: Final = typed(ms.Replaced, SESSION_REPLACED)
+RESUME: Final = typed(
     ms.ComeBack,
+    SESSION_RESUME,
     Field("token", k.text(TOKEN_CHARS_MAX, 1)),
     Field("last_seq", k.integer(-1), -1),
-    tag={"type": SESSION_RESUME},
 )
 
 

@@ -31,11 +31,10 @@ from ...values.behaviour import ONLY_MODEL
 from ...values.errors import LIVE_ERRORS, ErrorCode
 from ...values.modes import Mode
 from ...values.requests import AppendSound, ChooseModel, ClientMessage, Commit, Request
-from ..codec import Reading, Value, invalid
+from ..codec import Context, Json, Reading, Value, invalid
 from ..kinds import FLAG, INTEGER, PROMPTED, SOUND16, TEXT, Holds, Kind, choice
-from ..table import DROPPED, Field, Object, Table, computed
+from ..table import DROPPED, Dialect, Field, Object, Table, computed, no_frame, typed
 from . import legacy, shared
-from .base import Context, Dialect, Json, no_frame
 from .shared import RECORD
 
 SESSION_CREATE: Final = "session.create"
@@ -86,38 +85,38 @@ def _hint(name: str, why: str, holds: Holds | None = None) -> Field:
 
 
 def _choice(kind: str) -> Table:
-    return Table(
+    return typed(
         ChooseModel,
+        kind,
         Field("model", TEXT, code=ErrorCode.INVALID_EVENT),
         _hint("language", "the model writes down the language that it hears, and takes no other"),
         _hint("prompt", "the model has fixed instructions, and takes no prompt", PROMPTED),
         RECORD,
-        tag={"type": kind},
     )
 
 
-_APPEND: Final = Table(
+_APPEND: Final = typed(
     AppendSound,
+    shared.AUDIO_APPEND,
     Field("audio", SOUND16, attr="pcm16", code=ErrorCode.INVALID_AUDIO),
-    tag={"type": shared.AUDIO_APPEND},
 )
-_COMMIT: Final = Table(Commit, Field("final", FLAG, False, omit=True), tag={"type": AUDIO_COMMIT})
-_CREATE: Final = Table(Commit, tag={"type": RESPONSE_CREATE})
+_COMMIT: Final = typed(Commit, AUDIO_COMMIT, Field("final", FLAG, False, omit=True))
+_CREATE: Final = typed(Commit, RESPONSE_CREATE)
 
 # -- from the server ----------------------------------------------------------------------------
 
-_CREATED: Final = Table(
+_CREATED: Final = typed(
     ms.Created,
+    shared.SESSION_CREATED,
     Field("id", TEXT, attr="session_id"),
     Field("created", INTEGER, 0, attr="created_s"),
     *shared.RECORDED,
-    tag={"type": shared.SESSION_CREATED},
     lacks={"prompt_length": 0, "recording": "off"},
 )
 
 
 def _delta(kind: str) -> Table:
-    return Table(ms.TranscriptDelta, Field("delta", TEXT, attr="text"), tag={"type": kind})
+    return typed(ms.TranscriptDelta, kind, Field("delta", TEXT, attr="text"))
 
 
 def _done(kind: str) -> Table:
@@ -129,9 +128,7 @@ def _done(kind: str) -> Table:
         doc="Both together.",
     )
     counts = (Field("prompt_tokens", INTEGER, 0), Field("completion_tokens", INTEGER, 0), total)
-    return Table(
-        ms.TranscriptDone, Field("text", TEXT), Object("usage", *counts), tag={"type": kind}
-    )
+    return typed(ms.TranscriptDone, kind, Field("text", TEXT), Object("usage", *counts))
 
 
 def _error(values: dict[str, Any]) -> ms.ErrorReport | ms.Closed:
@@ -174,7 +171,7 @@ class Transcription(Dialect):
         requests = {Request.INIT: _choice(choice), Request.APPEND: _APPEND, Request.COMMIT: _COMMIT}
         answers = (_CREATED, _delta(names[0]), _done(names[1]), _ERROR)
         others = (*map(_delta, _DELTAS), *map(_done, _DONES))
-        super().__init__(name, _TYPES, requests, answers, others)
+        super().__init__(name, requests, answers, types=_TYPES, more=others)
         self._beginning = beginning
         self._asks_apart = beginning is not _COMMIT
         """A commit ends sound, and another message asks for its text."""

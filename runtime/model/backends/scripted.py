@@ -532,7 +532,7 @@ def _result(
         kv_length=kv_length + _prefill_tokens(unit) + len(fed_ids),
         decided_ids=fed_ids + terminator,
         fed_ids=fed_ids,
-        codec_ids=tuple(37 * code for code in range(-(-samples // chats.CODE_SAMPLES))),
+        codec_ids=tuple(range(0, 37 * -(-samples // chats.CODE_SAMPLES), 37)),
         cut=cut,
         input_hash=digest(
             (unit.pcm, unit.frames, unit.force_listen, unit.max_slice_nums)
@@ -546,5 +546,7 @@ def _result(
 
 
 def _prefill_tokens(unit: md.Unit) -> int:
-    events = sum(EVENT_TOKENS + -(-len(each.text) // chats.TOKEN_CHARS) for each in unit.inputs)
-    return PREFILL_TOKENS + len(unit.frames) * (FRAME_TOKENS + 2) + events
+    tokens = PREFILL_TOKENS + len(unit.frames) * (FRAME_TOKENS + 2)
+    for each in unit.inputs:
+        tokens += EVENT_TOKENS + -(-len(each.text) // chats.TOKEN_CHARS)
+    return tokens

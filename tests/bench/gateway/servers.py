@@ -50,9 +50,9 @@ from protocol.wire.audio import to_float32
 from runtime.media.image import decode_jpeg
 from runtime.model.backends.base import Backend, BackendInfo
 from runtime.net import listener
+from runtime.net.connection import WebSocketClosed
 from runtime.net.http import make_app
 from runtime.net.listener import Address, WebSocketRequest
-from runtime.net.websocket import WebSocketClosed
 from runtime.serve.serving import run
 from runtime.settings.settings import Settings
 from tests.bench.gateway.material import (

@@ -19,7 +19,7 @@ from runtime.access.client_secrets import (
     SecretTooLongError,
     read_secret,
 )
-from runtime.access.gate import Admitted, Denied, Gate
+from runtime.access.gate import AccessControl, Admitted, Denied
 from runtime.access.keys import ANYONE, Key, KeyRing, change_key_file, hash_key
 from runtime.access.origins import read_origins
 
@@ -50,13 +50,13 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def gate(path: Path, clock: Clock) -> Gate:
+def gate(path: Path, clock: Clock) -> AccessControl:
     return gate_of(path, clock)
 
 
-def gate_of(path: Path, clock: Clock) -> Gate:
+def gate_of(path: Path, clock: Clock) -> AccessControl:
     origins = read_origins((), has_keys=True, host="0.0.0.0")
-    return Gate(KeyRing(path), origins, clock=lambda: 0.0, wall_clock=clock)
+    return AccessControl(KeyRing(path), origins, clock=lambda: 0.0, wall_clock=clock)
 
 
 def secret(key: Key = ANNA, lifetime_s: int = LIFETIME_S, made_s: int = NOW_S, **more: Any) -> str:
@@ -65,12 +65,12 @@ def secret(key: Key = ANNA, lifetime_s: int = LIFETIME_S, made_s: int = NOW_S, *
     return claims.sign(key)
 
 
-def come(gate: Gate, text: str) -> Admitted:
+def come(gate: AccessControl, text: str) -> Admitted:
     """Come with a secret on a WebSocket."""
     return gate.admit_websocket([("authorization", f"Bearer {text}")], (), secure=False)
 
 
-def is_denied(gate: Gate, text: str) -> bool:
+def is_denied(gate: AccessControl, text: str) -> bool:
     """Whether a secret is answered as a wrong key is."""
     try:
         come(gate, text)
@@ -79,7 +79,7 @@ def is_denied(gate: Gate, text: str) -> bool:
     return False
 
 
-def test_it_begins_sessions_as_its_key(gate: Gate) -> None:
+def test_it_begins_sessions_as_its_key(gate: AccessControl) -> None:
     """Its sessions are counted to no key, or have the rights of an admin."""
     session = {"type": "realtime", "instructions": "Sing."}
     admitted = come(gate, secret(session=session))
@@ -90,14 +90,14 @@ def test_it_begins_sessions_as_its_key(gate: Gate) -> None:
     assert gate.admit_websocket([], offered, secure=False).principal.name == "anna"
 
 
-def test_it_opens_nothing_else(gate: Gate) -> None:
+def test_it_opens_nothing_else(gate: AccessControl) -> None:
     """A page that is to talk reads, or removes, what belongs to the key."""
     with pytest.raises(Denied) as error:
         gate.admit_request("GET", [("authorization", f"Bearer {secret()}")], secure=False)
     assert (error.value.status, error.value.reason) == (403, "scope")
 
 
-def test_the_console_s_may_do_what_its_key_may_but_sign(gate: Gate) -> None:
+def test_the_console_s_may_do_what_its_key_may_but_sign(gate: AccessControl) -> None:
     """The console shows nothing; or a stolen secret is renewed for ever."""
     header = [("authorization", f"Bearer {secret(is_whole=True)}")]
     principal = gate.admit_request("POST", header, secure=False)
@@ -111,13 +111,15 @@ def test_the_console_s_may_do_what_its_key_may_but_sign(gate: Gate) -> None:
         *((-SKEW_S, True), (-SKEW_S - 1, False), (-(10**6), False)),
     ],
 )
-def test_it_is_valid_for_its_time(gate: Gate, clock: Clock, late_s: int, is_valid: bool) -> None:
+def test_it_is_valid_for_its_time(
+    gate: AccessControl, clock: Clock, late_s: int, is_valid: bool
+) -> None:
     """It never expires; or another gateway, whose clock is a little behind, refuses a new one."""
     clock.now_s = NOW_S + late_s
     assert is_denied(gate, secret()) is not is_valid
 
 
-def test_it_dies_with_its_key(gate: Gate, path: Path, clock: Clock) -> None:
+def test_it_dies_with_its_key(gate: AccessControl, path: Path, clock: Clock) -> None:
     """A key that leaked is removed or renewed, and its secrets go on."""
     text = secret()
     assert not is_denied(gate, text)
@@ -129,7 +131,7 @@ def test_it_dies_with_its_key(gate: Gate, path: Path, clock: Clock) -> None:
     assert not is_denied(gate_of(path, clock), text)
 
 
-def test_of_another_server_it_is_none(gate: Gate) -> None:
+def test_of_another_server_it_is_none(gate: AccessControl) -> None:
     """A secret is signed with any key, or with none."""
     for key in (Key(name="anna", hash=hash_key("guess")), Key(name="anna"), ANYONE):
         assert is_denied(gate, secret(key))
@@ -137,7 +139,7 @@ def test_of_another_server_it_is_none(gate: Gate) -> None:
     assert is_denied(gate, claims.sign(BERT))
 
 
-def test_a_changed_one_is_none(gate: Gate) -> None:
+def test_a_changed_one_is_none(gate: AccessControl) -> None:
     """A bit makes it longer, another key's, or an admin's."""
     text = secret(session={"type": "realtime"})
     body = text.removeprefix(SECRET_PREFIX)
@@ -157,7 +159,7 @@ def test_a_changed_one_is_none(gate: Gate) -> None:
         *("e30", base64.urlsafe_b64encode(b"[" * 900).decode().rstrip("=")),
     ],
 )
-def test_other_texts_are_none(gate: Gate, body: str) -> None:
+def test_other_texts_are_none(gate: AccessControl, body: str) -> None:
     """A text that is no secret ends the connection's task."""
     assert is_denied(gate, SECRET_PREFIX + body)
 
@@ -176,7 +178,7 @@ def test_other_texts_are_none(gate: Gate, body: str) -> None:
         *('["anna","a","b",null,false]', "[null,0,9e99,null,true]", '["anna",NaN,0,null,true]'),
     ],
 )
-def test_signed_nonsense_is_none(gate: Gate, claims: str) -> None:
+def test_signed_nonsense_is_none(gate: AccessControl, claims: str) -> None:
     """Claims of another version, or a reader of the key file, break the server."""
     mac = bytes(32)
     data = base64.urlsafe_b64encode(claims.encode() + mac).decode().rstrip("=")
@@ -194,7 +196,7 @@ def test_settings_are_bounded() -> None:
 def test_without_keys_only_settings_count(clock: Clock) -> None:
     """Where no key is needed a client that brings any is refused."""
     origins = read_origins((), has_keys=False, host="127.0.0.1")
-    gate = Gate(None, origins, clock=lambda: 0.0, wall_clock=clock)
+    gate = AccessControl(None, origins, clock=lambda: 0.0, wall_clock=clock)
     host = ("host", "127.0.0.1")
     for text in ("ek_any", secret(ANYONE, session={"type": "realtime"})):
         header = [host, ("authorization", f"Bearer {text}")]

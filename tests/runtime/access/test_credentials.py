@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.access.gate import (
+    AccessControl,
     Denied,
-    Gate,
     challenge,
     open_gate,
     shown_over_http,
@@ -31,7 +31,7 @@ def basic(text: str, scheme: str = "Basic") -> tuple[str, str]:
 
 
 @pytest.fixture
-def gate(tmp_path: Path) -> Gate:
+def gate(tmp_path: Path) -> AccessControl:
     """A gate that knows one key."""
     path = tmp_path / "keys.toml"
     change_key_file(path, lambda _: (Key(name="anna", hash=hash_key(KEY)),), create=True)
@@ -49,7 +49,7 @@ def gate(tmp_path: Path) -> Gate:
 )
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_a_person_may_look_with_a_password(
-    gate: Gate, method: str, header: tuple[str, str]
+    gate: AccessControl, method: str, header: tuple[str, str]
 ) -> None:
     """An operator could not open /status in a browser once there are keys."""
     assert gate.admit_request(method, [PAGE, header], secure=False).name == "anna"
@@ -69,7 +69,7 @@ def test_a_person_may_look_with_a_password(
         ("authorization", "Basic " + base64.b64encode(b"\xff:\xff").decode()),
     ],
 )
-def test_another_password_is_none(gate: Gate, header: tuple[str, str]) -> None:
+def test_another_password_is_none(gate: AccessControl, header: tuple[str, str]) -> None:
     """Somebody would come in with half a key, or break the server with a header."""
     with pytest.raises(Denied) as error:
         gate.admit_request("GET", [PAGE, header], secure=False)
@@ -78,7 +78,7 @@ def test_another_password_is_none(gate: Gate, header: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "get"])
-def test_a_password_changes_nothing(gate: Gate, method: str) -> None:
+def test_a_password_changes_nothing(gate: AccessControl, method: str) -> None:
     """Another site's page could act for an operator whose browser sends the password by itself."""
     with pytest.raises(Denied) as error:
         gate.admit_request(method, [PAGE, basic(f"anna:{KEY}")], secure=False)
@@ -100,7 +100,7 @@ def test_a_password_changes_nothing(gate: Gate, method: str) -> None:
     ],
 )
 def test_another_site_s_page_gets_nothing_by_a_password(
-    gate: Gate, site: str, shown_as: str, opens: bool
+    gate: AccessControl, site: str, shown_as: str, opens: bool
 ) -> None:
     """A page could learn from a picture's time or size what an operator's server does."""
     said = [PAGE, ("sec-fetch-site", site), ("sec-fetch-dest", shown_as)]
@@ -114,7 +114,7 @@ def test_another_site_s_page_gets_nothing_by_a_password(
     assert gate.admit_request("GET", [*said, bearer], secure=False).name == "anna"
 
 
-def test_a_password_opens_no_websocket(gate: Gate) -> None:
+def test_a_password_opens_no_websocket(gate: AccessControl) -> None:
     """Any page could talk through the browser of whoever once looked at the status."""
     with pytest.raises(Denied) as error:
         gate.admit_websocket([basic(f"anna:{KEY}")], (), secure=False)
@@ -122,7 +122,7 @@ def test_a_password_opens_no_websocket(gate: Gate) -> None:
     assert error.value.headers == (("WWW-Authenticate", "Bearer"),)
 
 
-def test_a_page_connects_though_its_browser_adds_a_password(gate: Gate) -> None:
+def test_a_page_connects_though_its_browser_adds_a_password(gate: AccessControl) -> None:
     """An operator who once looked at the status could use no page of the server any more."""
     offered = ("antiphon", f"antiphon.key.{KEY}")
     admitted = gate.admit_websocket([basic("ops:antiphon_other")], offered, secure=False)

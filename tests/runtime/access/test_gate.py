@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.access.gate import Admitted, Denied, Gate, open_gate, require_admin
+from runtime.access.gate import AccessControl, Admitted, Denied, open_gate, require_admin
 from runtime.access.keys import ANYONE, Key, KeyFileError, change_key_file, hash_key
 from runtime.access.origins import (
     Authority,
@@ -44,17 +44,17 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def gate(path: Path) -> Gate:
+def gate(path: Path) -> AccessControl:
     """A gate with keys."""
     return open_gate(Settings(keys=path, host="0.0.0.0"))
 
 
-def open_to_all(**settings: object) -> Gate:
+def open_to_all(**settings: object) -> AccessControl:
     """A gate without keys."""
     return open_gate(Settings(**settings))  # type: ignore[arg-type]
 
 
-def denied(gate: Gate, headers: Headers, offered: Sequence[str] = ()) -> tuple[int, Any]:
+def denied(gate: AccessControl, headers: Headers, offered: Sequence[str] = ()) -> tuple[int, Any]:
     """Be turned away; the status and the body."""
     with pytest.raises(Denied) as error:
         gate.admit_websocket(headers, offered, secure=False)
@@ -253,7 +253,7 @@ def test_names_are_free_where_keys_or_the_operator_say_who_may(path: Path) -> No
     ],
 )
 def test_a_key_opens(
-    gate: Gate, headers: Headers, offered: Sequence[str], subprotocol: str | None
+    gate: AccessControl, headers: Headers, offered: Sequence[str], subprotocol: str | None
 ) -> None:
     """A client could not connect; or its key would be said back in the answer."""
     admitted = gate.admit_websocket([HOST, SAME, *headers], offered, secure=False)
@@ -286,7 +286,7 @@ def test_a_key_opens(
     ],
 )
 def test_all_else_is_turned_away_in_the_same_words(
-    gate: Gate, headers: Headers, offered: Sequence[str]
+    gate: AccessControl, headers: Headers, offered: Sequence[str]
 ) -> None:
     """A client would come in without a key, or learn from the answer what was nearly right."""
     with pytest.raises(Denied) as error:
@@ -299,7 +299,7 @@ def test_all_else_is_turned_away_in_the_same_words(
     assert json.loads(error.value.body)["error"] == "unauthorized"
 
 
-def test_a_key_is_told_to_nobody(gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_key_is_told_to_nobody(gate: AccessControl, caplog: pytest.LogCaptureFixture) -> None:
     """A key would stand in a log or an answer, for all who read those."""
     caplog.set_level(0)
     almost = ANNA + "x"
@@ -320,7 +320,7 @@ def test_without_keys_nobody_is_asked(caplog: pytest.LogCaptureFixture) -> None:
     assert admitted == Admitted(principal=ANYONE, subprotocol="antiphon")
 
 
-def test_a_page_from_elsewhere_is_told_so_before_its_key_is_looked_at(gate: Gate) -> None:
+def test_a_page_from_elsewhere_is_told_so_before_its_key_is_looked_at(gate: AccessControl) -> None:
     """A page could try keys, or learn that one is good, from a browser that is not its own."""
     for key in (ANNA, "none"):
         headers = [HOST, ("origin", "https://evil.example"), ("authorization", f"Bearer {key}")]
@@ -328,7 +328,7 @@ def test_a_page_from_elsewhere_is_told_so_before_its_key_is_looked_at(gate: Gate
         assert (status, body["error"]) == (403, "origin_not_allowed")
 
 
-def test_a_key_has_its_modes(gate: Gate) -> None:
+def test_a_key_has_its_modes(gate: AccessControl) -> None:
     """A key for cheap chats could have hours of video."""
     anna = gate.admit_request("GET", [("authorization", f"Bearer {ANNA}")], secure=False)
     root = gate.admit_request("GET", [("authorization", f"Bearer {ROOT}")], secure=False)
@@ -345,10 +345,10 @@ def test_a_key_has_its_modes(gate: Gate) -> None:
     }
 
 
-def test_a_quota_is_the_key_s(gate: Gate) -> None:
+def test_a_quota_is_the_key_s(gate: AccessControl) -> None:
     """One client could take every slot."""
     now = [0.0]
-    quotas = Gate(None, Origins(), clock=lambda: now[0]).quotas
+    quotas = AccessControl(None, Origins(), clock=lambda: now[0]).quotas
     anna = gate.admit_request("GET", [("authorization", f"Bearer {ANNA}")], secure=False)
     entered = quotas.enter(anna)
     assert entered is not None

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from runtime.api.completions import FORMATS, Asked
 from runtime.api.local_client import LocalClient
 from runtime.api.transcriptions import PARTS_MAX, AskedText, read_form
+from runtime.net.connection import WebSocketClosed
 from runtime.net.http import CodedError
-from runtime.net.websocket import WebSocketClosed
 
 TYPE: Final = "multipart/form-data; boundary=--x-1"
 NAMES: Final = st.text("abcdefgh_[]", min_size=1, max_size=12)

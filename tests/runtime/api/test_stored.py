@@ -17,9 +17,9 @@ from recorder.format.format import SUFFIX
 from recorder.storage.remote import MissingError, StoreError
 from recorder.storage.store import Store
 from recorder.storage.summary import summarize
+from runtime import RUN
 from runtime.access.keys import Key, change_key_file, hash_key
 from runtime.api.requests import in_thread
-from runtime.commands.server_process import RUN
 from tests.golden.logs import FOLDER
 from tests.live.servers import LiveServer, live_server
 from tests.recorder.test_listing import write_log

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from protocol.values.utf8 import Received
 from runtime.api.translated import TranslatedWebSocket
 from runtime.api.twilio import MARK_BYTES, PIECE_BYTES, Call, is_signed, signature_of
-from runtime.net.websocket import OnMessages, WebSocketClosed
+from runtime.net.connection import OnMessages, WebSocketClosed
 
 pytestmark = pytest.mark.anyio
 

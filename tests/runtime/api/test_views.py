@@ -86,9 +86,7 @@ class Shop:
         self._piece_bytes = piece_bytes
         viewers = {
             "page": Viewer(
-                pieces_marked=lambda _: self._page_of,
-                media_type="text/html",
-                policy="default-src 'none'",
+                pieces_of=self._page_of, media_type="text/html", policy="default-src 'none'"
             ),
             "sound": Viewer(
                 pieces_of=self._page_of,
@@ -102,7 +100,9 @@ class Shop:
         self.pieces = 0
         self._app = make_app(lambda: "ready", Recordings(folder, viewers.__getitem__).routes())
 
-    def _page_of(self, _head: Fields, _items: Iterable[Record | Damage]) -> Iterator[bytes]:
+    def _page_of(
+        self, _head: Fields, _items: Iterable[Record | Damage], **_: Any
+    ) -> Iterator[bytes]:
         anyio.from_thread.run_sync(self.begun.release)
         anyio.from_thread.run(self.goes_on.wait)
         if self.is_too_long:

@@ -9,7 +9,6 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-import torch
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,29 +21,25 @@ from runtime.commands.bench import (
     ARRIVALS,
     MODES,
     NEAR,
-    SPEAKING_TOKENS,
     Arrival,
     Case,
     Doing,
     EngineBenchResult,
     EngineRun,
-    FullFacts,
     Load,
     Mode,
     Search,
     Served,
     Times,
     camera_frame,
-    full_facts,
     judge,
     load_speech,
     measure_engine,
     sum_up,
 )
-from runtime.model.backends.minicpmo.config import read_config
-from runtime.model.backends.minicpmo.model import DuplexModel, floor_ms, random_model
+from runtime.model.backends.minicpmo.model import DuplexModel
 from tests.gpu.virtual import run_virtual
-from tests.models.random_model import CONFIG, SMALL, changed, write_checkpoint, write_tokenizer
+from tests.models.random_model import SMALL, write_checkpoint
 
 ROOT = Path(__file__).parents[3]
 
@@ -105,25 +100,6 @@ def test_every_unit_does_what_it_is_to_do(checkpoint: Path, doing: Doing, clock:
         assert (each.stages_ms["tts"] > 0) == (doing == "speaking")
 
 
-def test_a_shape_without_weights_is_measured_like_any_model(tmp_path: Path) -> None:
-    """The full shape would be another program than the one that is tested here."""
-    write_tokenizer(tmp_path)
-    config = read_config(changed(CONFIG, SMALL), "full")
-    cpu = torch.device("cpu")
-    model = random_model(config, tmp_path, slots=2, device=cpu, dtype=torch.float32)
-    load = Load(speech=load_speech(), seconds=1, tokens_max=SPEAKING_TOKENS)
-    runs, _ = measure_engine(model, load, [1, 2], show=lambda _: None)
-    assert all(each.spoken == 1 for each in runs)
-    assert all(each.tokens_mean <= SPEAKING_TOKENS for each in runs)
-    facts = full_facts(model, runs, load, 1.0)
-    shown = attrs.evolve(load, frames=(b"a picture",))
-    assert full_facts(model, runs, shown, 1.0).floor_ms == {}
-    assert facts.slot_bytes == model.machine.slot_bytes
-    assert facts.floor_ms[1] == floor_ms("speaking", 1) == 37.0
-    assert facts.floor_ms[2] == pytest.approx(39.4)
-    assert all(share > 0 for share in facts.of_floor.values())
-
-
 def told_and_shown(checkpoint: Path, *options: str) -> tuple[dict[str, Any], str]:
     """Run the command for one session of a second; its JSON, and what a person reads."""
     words = ["dev", "bench", "engine", "--model", str(checkpoint), "--device", "cpu"]
@@ -141,7 +117,7 @@ def test_the_command_prints_what_it_measured(checkpoint: Path) -> None:
     """A script could not read the figures, or a person not the table."""
     body, shown = told_and_shown(checkpoint)
     assert set(body) == {field.name for field in attrs.fields(EngineBenchResult)}
-    assert (body["device"], body["dtype"], body["full"]) == ("cpu", "float32", None)
+    assert (body["device"], body["dtype"]) == ("cpu", "float32")
     assert body["attention"] == "sdpa, row by row"
     assert body["rebuilt"]["units"] == 2
     assert min(body["rebuilt"][name] for name in ("exact", "fast", "voiced")) > 0
@@ -160,23 +136,6 @@ def test_a_part_of_the_runs_can_be_chosen(checkpoint: Path) -> None:
     assert [served[name] for name in ("single", "ratio", "busy_ratio")] == [None] * 3
     assert "each with a picture" in shown
     assert "1 sessions in batches, with under 1% of units missed\n" in shown
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_the_full_shape_says_that_it_needs_a_gpu() -> None:
-    """A machine would run out of memory after minutes of making weights."""
-    done = CliRunner().invoke(
-        main, ["dev", "bench", "engine", "--shape", "full", "--random-weights"]
-    )
-    assert done.exit_code == 1
-    assert "needs a GPU with about 24 GiB" in done.output
-    assert done.output.count("\n") == 1
-
-
-@pytest.mark.parametrize("words", [["--shape", "full"], ["--random-weights"]])
-def test_random_weights_are_never_measured_by_mistake(words: list[str]) -> None:
-    """What noise decides would be taken for what the model does."""
-    assert CliRunner().invoke(main, ["dev", "bench", "engine", *words]).exit_code == 2
 
 
 @pytest.mark.parametrize("counts", ["", "1,x", "0", "1000"])
@@ -240,7 +199,7 @@ def test_where_nothing_is_served_there_is_no_ratio() -> None:
 def test_the_keys_are_documented() -> None:
     """A reader of the JSON has to guess what a figure is."""
     text = (ROOT / "docs" / "performance.md").read_text("utf-8")
-    classes = (EngineBenchResult, EngineRun, Served, FullFacts)
+    classes = (EngineBenchResult, EngineRun, Served)
     names = {field.name for cls in classes for field in attrs.fields(cls)}
     assert sorted(name for name in names if f"`{name}`" not in text) == []
 

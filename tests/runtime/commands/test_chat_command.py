@@ -19,10 +19,10 @@ from websockets.sync.server import ServerConnection
 
 from protocol.values.messages import Response
 from protocol.values.model import ChatConfig
+from runtime import RUN
 from runtime.cli import main
 from runtime.client.terminal import UnusableError
 from runtime.commands.chat import Chat, JsonAnswer, TextAnswer, read_media
-from runtime.commands.server_process import RUN
 from tests.live.servers import live_server
 from tests.network.peers import (
     JPEG,

@@ -17,8 +17,8 @@ from click.testing import CliRunner, Result
 
 from protocol.values.modes import MODES
 from protocol.values.state import SessionKind, diagram
+from runtime import RUN
 from runtime.cli import GROUPS, main
-from runtime.commands.server_process import RUN
 from runtime.settings.settings import Settings, declared
 from tests.golden.logs import FOLDER
 from tests.live.servers import live_server

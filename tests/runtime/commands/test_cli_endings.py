@@ -15,8 +15,8 @@ from typing import Final
 import pytest
 from click.testing import CliRunner
 
+from runtime import RUN
 from runtime.cli import main
-from runtime.commands.server_process import RUN
 from tests.golden.logs import FOLDER
 from tests.live.servers import live_server
 

@@ -18,7 +18,7 @@ import pytest
 import soundfile
 
 from recorder.read.verify import verify
-from runtime.commands.server_process import RUN
+from runtime import RUN
 from tests.golden.logs import FOLDER
 from tests.network.peers import create, hear, peer
 from tests.project.terminal import on_terminal

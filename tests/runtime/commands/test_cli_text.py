@@ -14,8 +14,8 @@ import pytest
 import soundfile
 from click.testing import CliRunner
 
+from runtime import RUN
 from runtime.cli import main
-from runtime.commands.server_process import RUN
 from tests.live.servers import live_server
 from tests.project.commands import all_commands
 

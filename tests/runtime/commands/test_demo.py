@@ -15,9 +15,9 @@ import pytest
 import soundfile
 from click.testing import CliRunner, Result
 
+from runtime import RUN
 from runtime.cli import main
-from runtime.commands import demo, server_process
-from runtime.commands.server_process import RUN
+from runtime.commands import demo
 from runtime.commands.talk_session import Plan, Tally
 
 
@@ -84,7 +84,7 @@ def test_a_server_that_does_not_start(
 ) -> None:
     """Whoever lacks a model would wait for two minutes, and not be told what is missing."""
     code = "raise SystemExit('Error: there is no model')"
-    monkeypatch.setattr(server_process, "RUN", (sys.executable, "-c", code))
+    monkeypatch.setattr(demo, "RUN", (sys.executable, "-c", code))
     result = run_demo("--speech", speech, "--record", tmp_path / "kept")
     assert result.exit_code == 1
     assert "Error: the server did not start: there is no model" in result.stderr
@@ -130,7 +130,7 @@ def test_a_server_is_ready_whatever_the_format_of_its_log(form: str, tmp_path: P
     """A bench of a server as it is run in production would wait for ever."""
 
     async def serve() -> str:
-        async with server_process.served("scripted", tmp_path, "--log-format", form) as url:
+        async with demo.served("scripted", tmp_path, "--log-format", form) as url:
             return url
 
     assert anyio.run(serve).startswith("ws://127.0.0.1:")

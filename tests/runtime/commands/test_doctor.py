@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from runtime.cli import main
 from runtime.commands.doctor import Diagnosis, Finding, examine
-from runtime.model.backends.minicpmo import device, machine
+from runtime.model.backends.minicpmo import device, runner
 from runtime.model.backends.minicpmo.checkpoint import WEIGHTS
 from runtime.model.backends.minicpmo.model import VOCODER, DuplexModel
 from runtime.settings.settings import Settings
@@ -53,7 +53,7 @@ def test_a_sound_checkpoint_would_be_served(checkpoint: Path) -> None:
     assert found.memory is not None
     model = DuplexModel.load(checkpoint, slots=1)
     sizes = found.memory.session_bytes
-    assert sizes["llm"] + sizes["tts"] + sizes["audio"] == model.machine.slot_bytes
+    assert sizes["llm"] + sizes["tts"] + sizes["audio"] == model.runner.slot_bytes
     assert found.memory.slots_fit > 1
     assert found.versions["torch"] == torch.__version__
 
@@ -163,7 +163,7 @@ def test_what_cannot_be_replayed_is_told(checkpoint: Path, monkeypatch: pytest.M
     """A large model would be loaded, and refused for --deterministic only then."""
     for asked in (False, True):
         assert replayed(checkpoint, deterministic=asked).state == "ok"
-    monkeypatch.setattr(machine, "rows_are_independent", lambda _: False)
+    monkeypatch.setattr(runner, "rows_are_independent", lambda _: False)
     assert "depend on the batch; logic replay" in replayed(checkpoint).says
     assert "depend on the batch" in problem(checkpoint, "full replay", deterministic=True)
 

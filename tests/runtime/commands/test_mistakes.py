@@ -429,7 +429,7 @@ ROWS: Final = """
 2 | tlak a.wav | No such command 'tlak'. Did you mean 'talk'?
 2 | serv | No such command 'serv'. Did you mean 'serve'?
 2 | help | No such command 'help'. Did you mean: antiphon --help?
-2 | list | No such command 'list'. Did you mean: antiphon recordings list, workers list?
+2 | list | No such command 'list'. Did you mean: antiphon recordings list, antiphon workers list?
 2 | start | No such command 'start'. Did you mean: antiphon workers start?
 """
 TABLE: Final = [

@@ -24,8 +24,7 @@ from protocol.values.errors import CLOSE_MEANINGS, MEANINGS, ErrorCode, LocalPro
 from protocol.values.messages import Closed, EndReason
 from protocol.values.modes import Mode
 from protocol.values.state import TRANSITIONS, Gate, SessionKind
-from protocol.wire.dialects import DIALECTS, MODES_OF, TRANSCRIPTION
-from protocol.wire.dialects.opening import OPENING
+from protocol.wire.dialects import DIALECTS, MODES_OF, OPENING, TRANSCRIPTION
 from runtime.cli import main
 from runtime.commands.schema import CHANNELS, ENDS, GATES, asyncapi
 from runtime.serve.routing import route

@@ -18,11 +18,11 @@ from click.testing import CliRunner, Result
 
 from protocol.values.model import UNIT_BYTES, Unit
 from protocol.values.modes import Mode
+from runtime import RUN
 from runtime.cli import main
 from runtime.client.errors import SessionClosedError
 from runtime.client.resuming import Reconnected, Reconnecting
 from runtime.client.session import ClientSession
-from runtime.commands.server_process import RUN
 from runtime.commands.talk import printable
 from runtime.commands.talk_session import (
     ANSWER_WAIT_S,

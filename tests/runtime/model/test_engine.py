@@ -515,6 +515,6 @@ async def test_an_open_that_fails_leaves_the_slot_empty(model: DuplexModel) -> N
     long = attrs.evolve(random_model.opening(), instructions="x " * 500)
     with pytest.raises(ContextFull):
         await backend.open(long, slot=1)
-    for store in (model.machine.llm, model.machine.tts, model.machine.audio):
+    for store in (model.runner.llm, model.runner.tts, model.runner.audio):
         assert not store.keys[:, 1].any()
         assert not store.values[:, 1].any()

@@ -25,8 +25,8 @@ from protocol.values.model import (
 )
 from replay.rerun.full import ModelRerun
 from runtime.model.backends.base import BackendError, Chats, ContextFull, Piece
-from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.runner import ModelRunner
 from runtime.model.backends.minicpmo.vocoder import Sounding as Vocode
 from runtime.model.backends.minicpmo.work import Feed, Recall, See, Speak, Work
 from runtime.model.engine.backend import EngineBackend, EngineTurn
@@ -167,15 +167,15 @@ async def test_an_interrupt_cuts_the_prefill(
     """Who left amid a long prefill would keep its slot to the end of it, from those who wait."""
     backend, seen = EngineBackend(model), list[type[Work]]()
     session = await backend.chat(slot=3)
-    real = Machine.compute
+    real = ModelRunner.compute
 
-    def noted(self: Machine, works: Sequence[Work]) -> list[Any]:
+    def noted(self: ModelRunner, works: Sequence[Work]) -> list[Any]:
         seen.append(type(works[0]))
         if type(works[0]) is kind:
             session.interrupt()
         return real(self, works)
 
-    monkeypatch.setattr(Machine, "compute", noted)
+    monkeypatch.setattr(ModelRunner, "compute", noted)
     with pytest.raises(BackendError, match="the turn was cut"):
         await session.run(ask(LONG, max_new_tokens=2))
     assert seen.count(kind) == 1
@@ -193,13 +193,13 @@ async def test_an_interrupt_in_the_last_block_cuts_the_turn(
 ) -> None:
     """A turn that was cut in its prefill would be told of as one that was prefilled."""
     session = await EngineBackend(model).chat(slot=0)
-    real = Machine.compute
+    real = ModelRunner.compute
 
-    def noted(self: Machine, works: Sequence[Work]) -> list[Any]:
+    def noted(self: ModelRunner, works: Sequence[Work]) -> list[Any]:
         session.interrupt()
         return real(self, works)
 
-    monkeypatch.setattr(Machine, "compute", noted)
+    monkeypatch.setattr(ModelRunner, "compute", noted)
     with pytest.raises(BackendError, match="the turn was cut"):
         await session.run(ask())
     assert wiped(model, 0)
@@ -210,7 +210,7 @@ async def test_a_turn_that_was_cut_computes_nothing(
 ) -> None:
     """A client that left in the queue would have its pictures decoded and its words fed."""
     calls: list[object] = []
-    monkeypatch.setattr(Machine, "compute", lambda _, works: calls.append(works))
+    monkeypatch.setattr(ModelRunner, "compute", lambda _, works: calls.append(works))
     monkeypatch.setattr("simplejpeg.decode_jpeg", lambda *_, **__: calls.append("a picture"))
     for turn in (ask(), ask(LONG)):
         session = await EngineBackend(model).chat(slot=0)
@@ -230,14 +230,14 @@ class Cutting:
     session: EngineTurn
     spoken_since: int = 0
 
-    def __call__(self, machine: Machine, works: Sequence[Work], real: Any) -> list[Any]:
+    def __call__(self, runner: ModelRunner, works: Sequence[Work], real: Any) -> list[Any]:
         if type(works[0]) is self.kind:
             self.left -= 1
         if self.left == 0 and type(works[0]) is self.kind:
             self.session.interrupt()
         elif self.left <= 0 and isinstance(works[0], Speak | Vocode):
             self.spoken_since += 1
-        out: list[Any] = real(machine, works)
+        out: list[Any] = real(runner, works)
         return out
 
 
@@ -272,8 +272,8 @@ async def test_a_cut_amid_speech_ends_it_and_is_found_again_by_a_replay(  # noqa
     """Speech would go on for seconds after a barge-in, or a replay would call the log wrong."""
     backend, pieces, turn = EngineBackend(model), list[Piece](), ask(**SPOKEN)
     session = await backend.chat(slot=0)
-    cutting, real = Cutting(kind=kind, left=at, session=session), Machine.compute
-    monkeypatch.setattr(Machine, "compute", lambda self, works: cutting(self, works, real))
+    cutting, real = Cutting(kind=kind, left=at, session=session), ModelRunner.compute
+    monkeypatch.setattr(ModelRunner, "compute", lambda self, works: cutting(self, works, real))
     result = await session.run(turn, emit=pieces.append)
     await session.release()
     monkeypatch.undo()
@@ -365,13 +365,13 @@ async def test_a_chat_never_holds_a_unit_up_for_long(
 ) -> None:
     """Conversations that are prefilled together would make a unit wait for all of them."""
     batches: list[Sequence[Work]] = []
-    real = Machine.compute
+    real = ModelRunner.compute
 
-    def noted(self: Machine, works: Sequence[Work]) -> list[Any]:
+    def noted(self: ModelRunner, works: Sequence[Work]) -> list[Any]:
         batches.append(works)
         return real(self, works)
 
-    monkeypatch.setattr(Machine, "compute", noted)
+    monkeypatch.setattr(ModelRunner, "compute", noted)
     backend = EngineBackend(model)
     texts = ("the lazy dog " * 60, Picture(jpeg=picture(1, 400, 300)), Sound(pcm=sound(1)))
     parts = tuple(Text(text=part) if isinstance(part, str) else part for part in texts)

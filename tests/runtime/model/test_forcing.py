@@ -233,7 +233,7 @@ def test_what_was_decided_is_no_way_off(model: DuplexModel, seed: int, temperatu
     """A decision would be measured by other logits than it was made from."""
     numbers = np.random.default_rng(seed)
     tokens, config = model.tokens, DuplexConfig(temperature=temperature)
-    logits = numbers.normal(0, 3, model.machine.config.llm.vocab_size)
+    logits = numbers.normal(0, 3, model.runner.config.llm.vocab_size)
     history, pair = tuple(numbers.integers(0, 200, 5)), numbers.random(2)
     chosen = decide(Candidates(values=logits.copy()), history, pair, config, tokens)
     margin, gap = tokens_apart(logits, history, pair, config, tokens, own=chosen, wanted=chosen)

@@ -137,7 +137,7 @@ def test_a_released_slot_is_all_zeros(model: DuplexModel) -> None:
     session = open_session(model, opening(SPEAKS))
     run(session, units(3, frames=(picture(1),)))
     session.run_unit(unit(3, SPEAKS))
-    stores = (model.machine.llm, model.machine.audio, model.machine.tts)
+    stores = (model.runner.llm, model.runner.audio, model.runner.tts)
     assert all(store.keys[:, session.slot].any() for store in stores)
     session.release()
     for store in stores:
@@ -181,7 +181,7 @@ def test_a_failed_unit_is_rolled_back(
     def broken(works: list[Work]) -> list[Any]:
         if isinstance(works[0], kind):
             raise RuntimeError("division by zero")
-        return model.machine.compute(works)
+        return model.runner.compute(works)
 
     with monkeypatch.context() as patch:
         patch.setattr(model, "compute", broken)
@@ -237,7 +237,7 @@ def test_an_interrupt_is_recorded_and_its_cut_gives_the_same(
         works += 1
         if works == 4:  # Sound, prefill, two tokens: then the user talks.
             session.interrupt(0)
-        return model.machine.compute(batch)
+        return model.runner.compute(batch)
 
     with monkeypatch.context() as patch:
         patch.setattr(model, "compute", compute)

@@ -18,8 +18,8 @@ from protocol.values.model import Costs, Picture, Sound, Text
 from runtime.model.backends.base import BackendError, BackendRefused, ContextFull
 from runtime.model.backends.minicpmo.anchor import Anchor
 from runtime.model.backends.minicpmo.audio import Hearing
-from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.runner import ModelRunner
 from runtime.model.backends.minicpmo.work import Feed, See, Work
 from runtime.model.backends.streams import (
     Anchoring,
@@ -90,20 +90,20 @@ class Driven:
 
 def anchored(model: DuplexModel, slot: int = 0, **what: Any) -> Driven:
     """A request in a slot, of whatever another test left in it."""
-    model.machine.clear(slot)
+    model.runner.clear(slot)
     anchoring = Anchoring(**{"request_id": "a", **what})
     return Driven(model, model.anchor(anchoring, slot=slot))
 
 
 def held(model: DuplexModel, slot: int, length: int | None = None) -> torch.Tensor:
     """Keys and values of the language model in a slot, up to a length."""
-    store = model.machine.llm
+    store = model.runner.llm
     return torch.stack((store.keys[:, slot, :, :length], store.values[:, slot, :, :length]))
 
 
 def wiped(model: DuplexModel, slot: int) -> bool:
     """Nothing is left in any memory of a slot."""
-    stores = (model.machine.llm, model.machine.audio, model.machine.tts)
+    stores = (model.runner.llm, model.runner.audio, model.runner.tts)
     return not any(bool(s.keys[:, slot].any() or s.values[:, slot].any()) for s in stores)
 
 
@@ -266,7 +266,7 @@ def test_ids_that_the_tokenizer_lacks_are_never_sampled(model: DuplexModel) -> N
     """A client would be sent an id that stands for nothing."""
     request = anchored(model)
     done = request.add(ids(1), how=params(200, temperature=100.0, seed=7))
-    assert max(done.token_ids) < model.tokens.size < model.machine.config.llm.vocab_size
+    assert max(done.token_ids) < model.tokens.size < model.runner.config.llm.vocab_size
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -310,7 +310,7 @@ def test_sound_is_one_stream_however_it_is_cut(model: DuplexModel) -> None:
     assert at_once.kv_length == last.kv_length == 80
     torch.testing.assert_close(held(model, 0, 80), held(model, 1, 80), rtol=0, atol=1e-4)
     assert at_once.token_ids == last.token_ids
-    audio = model.machine.audio
+    audio = model.runner.audio
     assert torch.equal(audio.keys[:, 0], audio.keys[:, 1])
 
 
@@ -417,11 +417,11 @@ def test_a_chunk_that_is_cut_or_fails_leaves_the_slot_empty(
     model: DuplexModel, kind: type[Work], is_cut: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a client said would be found by the next one in its slot."""
-    request, real = anchored(model, slot=2), Machine.compute
+    request, real = anchored(model, slot=2), ModelRunner.compute
     request.add(ids(1, 2, 3))
     count = 0
 
-    def compute(machine: Machine, works: Sequence[Work]) -> list[Any]:
+    def compute(runner: ModelRunner, works: Sequence[Work]) -> list[Any]:
         nonlocal count
         if isinstance(works[0], kind):
             count += 1
@@ -429,9 +429,9 @@ def test_a_chunk_that_is_cut_or_fails_leaves_the_slot_empty(
                 request.anchor.interrupt()
             else:
                 raise RuntimeError("the device failed")
-        return real(machine, works)
+        return real(runner, works)
 
-    monkeypatch.setattr(Machine, "compute", compute)
+    monkeypatch.setattr(ModelRunner, "compute", compute)
     with pytest.raises(BackendError, match="was cut" if is_cut else "chunk 1 failed: the device"):
         request.add(*EVERYTHING, how=params(5))
     assert count == 1

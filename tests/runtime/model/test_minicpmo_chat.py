@@ -28,8 +28,8 @@ from protocol.values.model import (
 from runtime.model.backends.base import BackendError, ContextFull
 from runtime.model.backends.minicpmo import chat as chat_module
 from runtime.model.backends.minicpmo.chat import Answer, ChatTurn
-from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.runner import ModelRunner
 from runtime.model.backends.minicpmo.sampling import Candidates, decide_chat, decide_chat_code
 from runtime.model.backends.minicpmo.tokens import Tokens
 from runtime.model.backends.minicpmo.work import Feed, Speak, Work
@@ -171,7 +171,7 @@ def test_without_a_voice_the_words_are_the_same(
 ) -> None:
     """A server that lost its voice would answer otherwise, or not at all."""
     aloud = answer(model, ask())[2]
-    monkeypatch.setattr(model.machine, "vocoder", None)
+    monkeypatch.setattr(model.runner, "vocoder", None)
     _, chunks, result = answer(model, ask())
     assert result.text == aloud.text
     assert not result.pcm
@@ -196,7 +196,7 @@ def test_speech_goes_on_where_the_decoder_starts_over(tmp_path: Path) -> None:
     assert result.reason == "length"
     codes = [code for chunk in chunks for code in chunk.codec_ids] + list(result.codec_ids)
     assert len(codes) > 0
-    assert small.machine.tts.capacity == 256 < len(codes) + result.generated_tokens
+    assert small.runner.tts.capacity == 256 < len(codes) + result.generated_tokens
 
 
 # -- what is exact --------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ def test_a_cut_is_made_again_where_it_was(model: DuplexModel, at: int) -> None:
 
 
 def wiped(model: DuplexModel, slot: int) -> bool:
-    stores = (model.machine.llm, model.machine.tts, model.machine.audio)
+    stores = (model.runner.llm, model.runner.tts, model.runner.audio)
     return not any(s.keys[:, slot].any() or s.values[:, slot].any() for s in stores)
 
 
@@ -305,9 +305,9 @@ def test_a_turn_that_fails_leaves_the_slot_empty(
     model: DuplexModel, kind: type[Work], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next client on that slot would get half a conversation of another (B8)."""
-    real, left = Machine.compute, 3
+    real, left = ModelRunner.compute, 3
 
-    def failing(self: Machine, works: Sequence[Work]) -> list[Any]:
+    def failing(self: ModelRunner, works: Sequence[Work]) -> list[Any]:
         nonlocal left
         out = real(self, works)
         left -= isinstance(works[0], kind)
@@ -315,7 +315,7 @@ def test_a_turn_that_fails_leaves_the_slot_empty(
             raise RuntimeError("the device failed")
         return out
 
-    monkeypatch.setattr(Machine, "compute", failing)
+    monkeypatch.setattr(ModelRunner, "compute", failing)
     turn = model.chat(slot=1)
     turn.measure(ask(said("user", "the lazy dog " * 60)))
 
@@ -451,7 +451,7 @@ def test_ten_tokens_are_spoken_together(
 def test_thoughts_are_not_spoken(tiny: DuplexModel) -> None:
     """A model that may think would think aloud."""
     answer = Answer(
-        machine=tiny.machine,
+        runner=tiny.runner,
         tokens=tiny.tokens,
         turn=ask(thinking=True),
         slot=0,

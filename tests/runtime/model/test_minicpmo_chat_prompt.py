@@ -134,7 +134,7 @@ def test_the_clients_own_system_message_stands(model: DuplexModel) -> None:
 
 def test_long_sound_is_encoded_in_pieces(model: DuplexModel) -> None:
     """Sound of more than half a minute would be refused, or break the encoder."""
-    audio = model.machine.config.audio
+    audio = model.runner.config.audio
     pieces = list(clips(bytes(61 * SECOND_BYTES), audio))
     assert [len(piece.pcm) for piece in pieces] == [30 * SECOND_BYTES, 30 * SECOND_BYTES, 64_000]
     assert [piece.count for piece in pieces] == [300, 300, 10]
@@ -147,7 +147,7 @@ def test_long_sound_is_encoded_in_pieces(model: DuplexModel) -> None:
 def test_sound_takes_just_the_rows_that_were_measured(model: DuplexModel, samples: int) -> None:
     """A conversation that was found to fit would not."""
     turn = ask(said("user", Sound(pcm=sound(2, samples))), **QUIET)
-    prompt = lay_out(model.machine.config, model.tokens, turn)
+    prompt = lay_out(model.runner.config, model.tokens, turn)
     (clip,) = [piece for piece in prompt.pieces if isinstance(piece, Clip)]
     fed = answer(model, turn)[0].fed_ids
     assert fed.count(-1) == clip.count

@@ -25,8 +25,7 @@ from protocol.values.model import (
     ToolResult,
     Turn,
 )
-from runtime.link.calls import HeldModel
-from runtime.model.backends.base import BackendRefused
+from runtime.model.backends.base import BackendRefused, HeldModel
 from runtime.model.backends.minicpmo.chat import Answer, turn_hash
 from runtime.model.backends.minicpmo.chat_prompt import Words, lay_out
 from runtime.model.backends.minicpmo.config import load_config
@@ -346,13 +345,13 @@ def test_a_cut_within_a_call_gives_none_of_it(model: DuplexModel, decides: Any) 
 def said_aloud(model: DuplexModel, turn: Turn, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The ids that the speech decoder was given in an answer."""
     given: list[int] = []
-    opening = type(model.machine.parts.tts).opening
+    opening = type(model.runner.parts.tts).opening
 
     def heard(self: Any, text: Any) -> Any:
         given.extend(index for index, _ in text)
         return opening(self, text)
 
-    monkeypatch.setattr(type(model.machine.parts.tts), "opening", heard)
+    monkeypatch.setattr(type(model.runner.parts.tts), "opening", heard)
     answer(model, turn)
     return given
 

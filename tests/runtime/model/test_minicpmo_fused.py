@@ -24,13 +24,13 @@ from runtime.model.backends.minicpmo.config import load_config, read_config
 from runtime.model.backends.minicpmo.decoder import FusedDecoder, Operators, Stock, try_operators
 from runtime.model.backends.minicpmo.device import pin
 from runtime.model.backends.minicpmo.logits import INLINE_MAX, Shortlists, TokenLogits
-from runtime.model.backends.minicpmo.machine import Machine, operators_for
-from runtime.model.backends.minicpmo.model import write_tokenizer
+from runtime.model.backends.minicpmo.runner import ModelRunner, operators_for
 from runtime.model.backends.minicpmo.sampling import decide
 from runtime.model.backends.minicpmo.tokens import Tokens
 from runtime.model.backends.minicpmo.vision import FusedVision
 from runtime.model.models import tiny_path
 from tests.models.flash import flash_on_cpu
+from tests.models.full_shape import write_tokenizer
 from tests.models.random_model import CONFIG, SMALL, changed
 
 ROOT = Path(__file__).parents[3]
@@ -173,11 +173,11 @@ def test_models_of_odd_shapes_are_warmed_up(
     parts = Parts(read_config(changed(CONFIG, SMALL, change), "odd")).requires_grad_(False).eval()
     means = Means(is_flash=True, is_alone=True, sizes=lambda *_: (2,))
     with flash_on_cpu():
-        machine = Machine(parts, None, 2, means=means)
-        machine._warm_up()
+        runner = ModelRunner(parts, None, 2, means=means)
+        runner._warm_up()
     assert caplog.text == ""
-    assert machine.is_exact
-    assert all(each.steps is not None for each in machine._together)
+    assert runner.is_exact
+    assert all(each.steps is not None for each in runner._together)
 
 
 # -- the shape without a checkpoint ----------------------------------------------------------------

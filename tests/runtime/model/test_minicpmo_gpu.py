@@ -10,13 +10,13 @@ import torch
 
 from protocol.values.model import UNIT_SAMPLES, Unit
 from runtime.model.backends.base import DeviceLost
-from runtime.model.backends.minicpmo import machine as machine_module
+from runtime.model.backends.minicpmo import runner as runner_module
 from runtime.model.backends.minicpmo.attention import Row
 from runtime.model.backends.minicpmo.batched import Means, exact_sizes, means_on
 from runtime.model.backends.minicpmo.checkpoint import build_parts
 from runtime.model.backends.minicpmo.device import CUBLAS_WORKSPACE
-from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.runner import ModelRunner
 from runtime.model.backends.minicpmo.state import Layout, SessionState
 from runtime.model.backends.minicpmo.unit import Setting, UnitRun
 from runtime.model.backends.minicpmo.vocoder import PieceVocoder
@@ -53,7 +53,7 @@ def flash() -> Iterator[None]:
 def test_what_a_step_gives_stays(model: DuplexModel) -> None:
     """A replayed graph writes over what it gave: a session's logits would become another's."""
     means = Means(is_flash=True, sizes=lambda *_: (1,))
-    steps = Machine(model.machine.parts, None, 1, means=means)._together[0].steps
+    steps = ModelRunner(model.runner.parts, None, 1, means=means)._together[0].steps
     assert steps is not None
     out = torch.ones(1, 192), torch.ones(1, 640)
     steps._compute[1, 1] = lambda: out
@@ -70,7 +70,7 @@ def test_what_gains_on_a_gpu_is_chosen_there(model: DuplexModel, where: str) -> 
 
     A device without data stands in for a GPU.
     """
-    parts = build_parts(model.machine.config, torch.float32, torch.device(where))
+    parts = build_parts(model.runner.config, torch.float32, torch.device(where))
     setting = Setting(parts=parts, tokens=model.tokens, vocoder=None, opening=opening(), slot=0)
     run = UnitRun(
         setting=setting,
@@ -102,7 +102,7 @@ def test_a_model_that_varies_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     """An operator would learn it from the first replay that is not compared."""
     require_deterministic("tiny", load_backend("tiny", 1, deterministic=True).info)
     with monkeypatch.context() as patched:
-        patched.setattr(machine_module, "rows_are_independent", lambda _: False)
+        patched.setattr(runner_module, "rows_are_independent", lambda _: False)
         info = load_backend("tiny", 1, deterministic=True).info
     assert not info.deterministic
     with pytest.raises(ModelUnusableError, match="requires: what this device computes for several"):

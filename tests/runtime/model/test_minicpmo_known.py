@@ -15,7 +15,7 @@ from runtime.model.backends.base import BackendError
 from runtime.model.backends.minicpmo.batched import ON_CPU, Means
 from runtime.model.backends.minicpmo.checkpoint import load_parts
 from runtime.model.backends.minicpmo.config import load_config
-from runtime.model.backends.minicpmo.machine import Machine
+from runtime.model.backends.minicpmo.runner import ModelRunner
 from runtime.model.backends.minicpmo.work import Feed, InTurn, Known, Speak, Work
 from tests.models import random_model
 from tests.models.blocking import alone, open_session
@@ -34,36 +34,36 @@ def noise(width: int) -> list[Tensor]:
 
 
 @pytest.fixture(scope="module", params=[ON_CPU, STEPPED], ids=["cpu", "stepped"])
-def pair(request: pytest.FixtureRequest) -> tuple[Machine, Machine]:
+def pair(request: pytest.FixtureRequest) -> tuple[ModelRunner, ModelRunner]:
     """Two machines of one model."""
     torch.set_num_threads(1)  # As `DuplexModel.load` does: threads that wait cost most.
     parts = load_parts(load_config(TINY / "config.json"), TINY)
     with flash_on_cpu(), torch.inference_mode():
-        one, other = (Machine(parts, None, 2, means=request.param) for _ in range(2))
+        one, other = (ModelRunner(parts, None, 2, means=request.param) for _ in range(2))
     return one, other
 
 
 @pytest.fixture
-def machines(pair: tuple[Machine, Machine]) -> tuple[Machine, Machine]:
+def machines(pair: tuple[ModelRunner, ModelRunner]) -> tuple[ModelRunner, ModelRunner]:
     """The same, empty."""
     with torch.inference_mode():
-        for machine in pair:
+        for runner in pair:
             for slot in range(2):
-                machine.clear(slot)
+                runner.clear(slot)
     return pair
 
 
 @pytest.mark.parametrize("start", [0, 20, 8192 - COUNT])
 def test_known_rows_have_the_bits_of_rows_one_by_one(
-    machines: tuple[Machine, Machine], start: int
+    machines: tuple[ModelRunner, ModelRunner], start: int
 ) -> None:
     """A session would go on otherwise after it was rebuilt."""
     with flash_on_cpu(), torch.inference_mode():
         feeds = [Feed(slot=1, start=start + at, rows=rows) for at, rows in enumerate(noise(192))]
         begin = min(start, 4096 - COUNT)
         speaks = [Speak(slot=1, start=begin + at, rows=rows) for at, rows in enumerate(noise(128))]
-        for machine in machines:
-            machine.compute([Feed(slot=0, start=0, rows=torch.cat(noise(192)))])
+        for runner in machines:
+            runner.compute([Feed(slot=0, start=0, rows=torch.cat(noise(192)))])
         company = InTurn(works=[Feed(slot=0, start=COUNT, rows=noise(192)[0])])
         made = machines[0].compute([company, InTurn(works=feeds)])[1]
         said = machines[0].compute([InTurn(works=speaks)])[0]

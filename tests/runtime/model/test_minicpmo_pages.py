@@ -17,16 +17,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from runtime.link.calls import HeldModel, failure_of
-from runtime.model.backends.base import BackendError, ContextFull
-from runtime.model.backends.minicpmo import attention, machine
+from runtime.model.backends.base import BackendError, ContextFull, HeldModel, failure_of
+from runtime.model.backends.minicpmo import attention, runner
 from runtime.model.backends.minicpmo.attention import KvSlots, Row, SlotCache
 from runtime.model.backends.minicpmo.batched import ON_CPU, Means
 from runtime.model.backends.minicpmo.checkpoint import load_parts
 from runtime.model.backends.minicpmo.config import load_config
 from runtime.model.backends.minicpmo.logits import CodeLogits
-from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.runner import ModelRunner
 from runtime.model.backends.minicpmo.work import Fed, Feed, Speak
 from runtime.model.engine.backend import EngineBackend
 from runtime.session.model_calls import try_to_open
@@ -45,7 +44,7 @@ SLOTS = 4
 @pytest.fixture(autouse=True)
 def _small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slots grow, and are moved, with nearly every unit."""
-    for each in (attention, machine):
+    for each in (attention, runner):
         monkeypatch.setattr(each, "PAGE", SMALL_PAGE)
 
 
@@ -197,7 +196,7 @@ def test_sessions_of_mixed_lengths_take_what_they_use(monkeypatch: pytest.Monkey
     assert (kept["sessions"], half["most_sessions"]) == (64, 64)
     assert half["most_used_gb"] < kept["whole_contexts_gb"] / 3
     assert {"refused", "short of memory"}.isdisjoint(half["ends"])
-    for each in (attention, machine):
+    for each in (attention, runner):
         monkeypatch.setattr(each, "PAGE", 256)
     seen = Run(model_of(4, 50), seed=1).run(12)
     assert {"refused", "short of memory"}.isdisjoint(seen.ends)
@@ -254,14 +253,14 @@ def test_sessions_say_the_same_in_shared_memory(folder: Path) -> None:
     plans = sample(every, [(8, "off"), (5, "basic"), (12, "context"), (6, "off")])
     own = DuplexModel.load(folder, slots=SLOTS)
     shared = DuplexModel.load(folder, slots=SLOTS, context_percent=85)
-    assert shared.machine.llm.positions == SLOTS * (512 * 85 // 100)
-    assert shared.machine.slot_bytes < own.machine.slot_bytes
+    assert shared.runner.llm.positions == SLOTS * (512 * 85 // 100)
+    assert shared.runner.slot_bytes < own.runner.slot_bytes
     assert shared.info.deterministic
     wanted, got = run(own, plans), run(shared, plans)
     assert got == wanted
     assert not any("no memory" in end for end in got[1])
     assert got[1].count("done") >= 2
-    for store in (shared.machine.llm, shared.machine.tts):
+    for store in (shared.runner.llm, shared.runner.tts):
         assert store.free == store.positions
 
 
@@ -272,7 +271,7 @@ def test_where_memory_ends_a_session_ends_and_the_others_go_on(folder: Path) -> 
     plans = [(40, "off")] * SLOTS
     wanted, _ = run(DuplexModel.load(folder, slots=SLOTS), plans)
     shared = DuplexModel.load(folder, slots=SLOTS, context_percent=30)
-    assert shared.machine.llm.positions < SLOTS * 512 / 2
+    assert shared.runner.llm.positions < SLOTS * 512 / 2
     got, ends = run(shared, plans)
     short = [number for number, end in enumerate(ends) if "no memory for" in end]
     assert short
@@ -281,7 +280,7 @@ def test_where_memory_ends_a_session_ends_and_the_others_go_on(folder: Path) -> 
         assert got[number] == wanted[number][: len(got[number])]
     longest = max(range(SLOTS), key=lambda number: len(got[number]))
     assert len(got[longest]) == len(wanted[longest])
-    assert shared.machine.llm.free == shared.machine.llm.positions
+    assert shared.runner.llm.free == shared.runner.llm.positions
     assert run(shared, plans[:1])[0][0] == wanted[0]
 
 
@@ -291,7 +290,7 @@ def test_a_new_session_leaves_room_to_those_that_run(folder: Path) -> None:
     It is not its client's mistake, as a prompt that is too long would be.
     """
     model = DuplexModel.load(folder, slots=SLOTS, context_percent=25)
-    store = model.machine.llm
+    store = model.runner.llm
     assert store.positions == 512
     store.reserve(0, 512 - 2 * SMALL_PAGE)
     with pytest.raises(BackendError, match="no memory for another session") as failed:
@@ -312,7 +311,7 @@ def test_a_new_session_leaves_room_to_those_that_run(folder: Path) -> None:
 async def test_an_opening_that_finds_no_memory_may_be_tried_again(folder: Path) -> None:
     """Its client would read that its prompt does not fit, and shorten it for nothing."""
     model = DuplexModel.load(folder, slots=SLOTS, context_percent=25)
-    backend, store = EngineBackend(model), model.machine.llm
+    backend, store = EngineBackend(model), model.runner.llm
     store.reserve(0, 512 - 2 * SMALL_PAGE)
     held = HeldModel(backend=backend, slot=1, now_ns=lambda: 0)
     asked = ef.OpenBackend(lease=1, opening=opening(1))
@@ -332,7 +331,9 @@ def test_a_batch_gives_the_same_in_shared_memory(folder: Path, means: Means) -> 
     config = load_config(folder / "config.json")
     with flash_on_cpu():
         machines = [
-            Machine(load_parts(config, folder), None, SLOTS, means=means, context_percent=percent)
+            ModelRunner(
+                load_parts(config, folder), None, SLOTS, means=means, context_percent=percent
+            )
             for percent in (100, 70)
         ]
         ends = [0] * SLOTS
@@ -356,7 +357,7 @@ def numbers(answer: Fed | CodeLogits) -> Tensor:
 def test_a_turn_s_speech_is_given_back_when_it_is_over(folder: Path) -> None:
     """Each session would keep the memory of its longest turn, or lose its place for the next."""
     model = DuplexModel.load(folder, slots=SLOTS, context_percent=50)
-    store, session = model.machine.tts, open_session(model, opening(1))
+    store, session = model.runner.tts, open_session(model, opening(1))
     assert store.positions - store.free == SMALL_PAGE
     most = 0
     for index in range(9):

@@ -16,8 +16,8 @@ from runtime.model.backends.minicpmo.attention import KvSlots, Row, SlotCache, a
 from runtime.model.backends.minicpmo.audio import BUFFER_DROP, Hearing, MelCarry, MelFrontEnd
 from runtime.model.backends.minicpmo.checkpoint import CODES_A_UNIT, Parts
 from runtime.model.backends.minicpmo.config import UNIT_FRAMES
-from runtime.model.backends.minicpmo.machine import Machine, rows_are_independent
 from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.runner import ModelRunner, rows_are_independent
 from runtime.model.backends.minicpmo.vision import Slicing, patch_places, places_2d
 from runtime.model.backends.minicpmo.work import Feed, See, Speak
 from tests.models import random_model
@@ -33,15 +33,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> DuplexModel:
 
 
 @pytest.fixture
-def machine(model: DuplexModel) -> Machine:
+def runner(model: DuplexModel) -> ModelRunner:
     for slot in range(model.info.slots):
-        model.machine.clear(slot)
-    return model.machine
+        model.runner.clear(slot)
+    return model.runner
 
 
 @pytest.fixture(scope="module")
 def parts(model: DuplexModel) -> Parts:
-    return model.machine.parts
+    return model.runner.parts
 
 
 def noise(*shape: int, seed: int = 2) -> Tensor:
@@ -89,48 +89,48 @@ def test_a_slot_is_never_written_beyond_its_end() -> None:
         SlotCache(store, [Row(slot=0, start=7)], 2, groups=1)
 
 
-def test_what_lies_behind_the_start_has_no_weight(machine: Machine) -> None:
+def test_what_lies_behind_the_start_has_no_weight(runner: ModelRunner) -> None:
     """A rolled-back unit would leave a trace in what follows (B3)."""
     first, spoilt, last = noise(30, 192), noise(40, 192, seed=3), noise(9, 192, seed=4)
 
     def run(*, spoil: bool) -> Tensor:
-        machine.compute([Feed(slot=0, start=0, rows=first)])
+        runner.compute([Feed(slot=0, start=0, rows=first)])
         if spoil:
-            machine.compute([Feed(slot=0, start=30, rows=spoilt)])
-        (fed,) = machine.compute([Feed(slot=0, start=30, rows=last)])
+            runner.compute([Feed(slot=0, start=30, rows=spoilt)])
+        (fed,) = runner.compute([Feed(slot=0, start=30, rows=last)])
         logits: Tensor = fed.logits.whole()
         return logits
 
     assert torch.equal(run(spoil=True), run(spoil=False))
 
 
-def test_steps_give_what_the_whole_gives(machine: Machine, parts: Parts) -> None:
+def test_steps_give_what_the_whole_gives(runner: ModelRunner, parts: Parts) -> None:
     """The model would be trained on other numbers than it is run on."""
     x = noise(400, 192)
     with torch.inference_mode():
         whole = parts.llm.model(inputs_embeds=x[None], use_cache=False).last_hidden_state[0]
     at, hidden = 0, []
     for count in (100, 1, 250, 48, 1):
-        (fed,) = machine.compute([Feed(slot=2, start=at, rows=x[at : at + count])])
+        (fed,) = runner.compute([Feed(slot=2, start=at, rows=x[at : at + count])])
         at += count
         hidden.append((at - 1, fed.hidden))
     for index, row in hidden:
         torch.testing.assert_close(row, whole[index], rtol=1e-3, atol=1e-4)
 
 
-def test_a_request_has_the_same_bits_in_any_batch(machine: Machine) -> None:
+def test_a_request_has_the_same_bits_in_any_batch(runner: ModelRunner) -> None:
     """What a caller hears would depend on who else is connected (B8)."""
-    assert rows_are_independent(machine.parts)
+    assert rows_are_independent(runner.parts)
     for count in (1, 2, 11, 77):
         works = [Feed(slot=slot, start=0, rows=noise(count, 192, seed=slot)) for slot in range(3)]
-        alone = [machine.compute([work])[0].logits.whole() for work in works]
+        alone = [runner.compute([work])[0].logits.whole() for work in works]
         for batch in ([0, 1, 2], [2, 0], [1]):
-            fed = machine.compute([works[index] for index in batch])
+            fed = runner.compute([works[index] for index in batch])
             for index, got in zip(batch, fed, strict=True):
                 assert torch.equal(got.logits.whole(), alone[index])
     speaks = [Speak(slot=slot, start=0, rows=noise(1, 128, seed=slot)) for slot in range(3)]
-    for got, work in zip(machine.compute(speaks), speaks, strict=True):
-        assert torch.equal(got.whole(), machine.compute([work])[0].whole())
+    for got, work in zip(runner.compute(speaks), speaks, strict=True):
+        assert torch.equal(got.whole(), runner.compute([work])[0].whole())
 
 
 # -- sound ----------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def test_buffer_and_encoder_start_over_in_the_same_unit(model: DuplexModel) -> N
     assert lengths[29:] == [length - BUFFER_DROP for length in grown[29:]]
     assert all(len(carry.waiting) == 80 for carry in carries)
     assert (1500 - 3) // UNIT_FRAMES == 29
-    assert model.machine.config.audio.units == 7
+    assert model.runner.config.audio.units == 7
 
 
 def test_frames_are_right_after_the_buffer_was_cut() -> None:
@@ -197,14 +197,14 @@ def test_frames_are_right_after_the_buffer_was_cut() -> None:
     torch.testing.assert_close(frames[31], whole[:, 3098:3202], rtol=0, atol=1e-5)
 
 
-def test_the_encoder_streams_what_it_was_trained_on(machine: Machine, parts: Parts) -> None:
+def test_the_encoder_streams_what_it_was_trained_on(runner: ModelRunner, parts: Parts) -> None:
     """A session would hear otherwise than training did, the start over included."""
     pcm = noise(9 * UNIT_SAMPLES) * 0.1
     frames, _ = stream(parts.front_end, pcm)
     rows = []
     for index, mel in enumerate(frames):
         hearing = Hearing(mel=mel, slot=1, units=index % 7)
-        (heard,) = machine.compute([hearing])
+        (heard,) = runner.compute([hearing])
         assert heard.shape == (10, 192)
         rows.append(heard)
     with torch.inference_mode():
@@ -212,14 +212,14 @@ def test_the_encoder_streams_what_it_was_trained_on(machine: Machine, parts: Par
     torch.testing.assert_close(torch.cat(rows), whole, rtol=1e-3, atol=1e-4)
 
 
-def test_units_heard_together_have_the_bits_of_one_alone(machine: Machine) -> None:
+def test_units_heard_together_have_the_bits_of_one_alone(runner: ModelRunner) -> None:
     """What a caller says would be heard otherwise on a full server (B8)."""
     hearings = [
         Hearing(mel=noise(80, 102 if slot == 0 else 104, seed=slot), slot=slot, units=slot)
         for slot in range(3)
     ]
-    alone = [machine.compute([hearing])[0] for hearing in hearings]
-    together = machine.compute(hearings)
+    alone = [runner.compute([hearing])[0] for hearing in hearings]
+    together = runner.compute(hearings)
     assert all(map(torch.equal, together, alone))
 
 
@@ -275,11 +275,11 @@ def test_slices_are_the_picture_row_by_row() -> None:
 
 @pytest.mark.parametrize("size", [(112, 112), (84, 154), (14, 700), (112, 14)])
 def test_a_slice_of_any_shape_is_sixty_four_embeddings(
-    machine: Machine, size: tuple[int, int]
+    runner: ModelRunner, size: tuple[int, int]
 ) -> None:
     """A frame of another size would break the context's count."""
     picture = noise(3, *size).clamp(-1, 1)
-    once, again = machine.compute([See(picture=picture), See(picture=picture)])
+    once, again = runner.compute([See(picture=picture), See(picture=picture)])
     assert once.shape == (64, 192)
     assert torch.equal(once, again)
 
@@ -325,13 +325,13 @@ def test_a_chunk_opens_with_its_text_and_the_mark(parts: Parts) -> None:
     assert torch.equal(tts.opening([]), rows[2:])
 
 
-def test_speech_continues_where_its_turn_stopped(machine: Machine, parts: Parts) -> None:
+def test_speech_continues_where_its_turn_stopped(runner: ModelRunner, parts: Parts) -> None:
     """Each second of a sentence would begin anew."""
     rows = noise(CODES_A_UNIT, 128)
     with torch.inference_mode():
         whole = parts.tts.model(inputs_embeds=rows[None], use_cache=False).last_hidden_state[0]
         expected = parts.tts.logits(whole)[-1]
-    machine.compute([Speak(slot=0, start=0, rows=rows[:20])])
+    runner.compute([Speak(slot=0, start=0, rows=rows[:20])])
     for index in range(20, CODES_A_UNIT):
-        (logits,) = machine.compute([Speak(slot=0, start=index, rows=rows[index : index + 1])])
+        (logits,) = runner.compute([Speak(slot=0, start=index, rows=rows[index : index + 1])])
     torch.testing.assert_close(logits.whole(), expected, rtol=1e-3, atol=1e-4)

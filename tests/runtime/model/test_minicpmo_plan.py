@@ -12,9 +12,8 @@ from protocol.values.limits import VOICE_STEPS
 from runtime.model.backends.minicpmo.checkpoint import build_parts
 from runtime.model.backends.minicpmo.config import ModelConfig, read_config
 from runtime.model.backends.minicpmo.device import plan, stores
-from runtime.model.backends.minicpmo.machine import Machine
-from runtime.model.backends.minicpmo.model import FULL, full_config
 from runtime.model.backends.minicpmo.quantized import BITS, chosen
+from runtime.model.backends.minicpmo.runner import ModelRunner
 from runtime.model.backends.minicpmo.voices import REFERENCES_MAX, planned
 from runtime.model.voice.config import FlowConfig, HiftConfig
 from runtime.model.voice.flow import Flow
@@ -22,6 +21,7 @@ from runtime.model.voice.hift import Hift
 from runtime.model.voice.reference import CODES_FILE, SPEAKER_FILE
 from runtime.model.voice.steps import VoiceSteps
 from runtime.model.voice.vocoder import CODES_MAX, Chunk, session_bytes
+from tests.models.full_shape import FULL, full_config
 from tests.models.random_model import CONFIG, SLIDING, SMALL, changed
 from tests.models.random_voice import STEPS, codes, reference, vocoder, write_folder
 
@@ -44,10 +44,10 @@ def test_the_plan_is_what_the_model_takes(
     config = config_of(raw)
     parts = build_parts(config, dtype, CPU, chosen(config.quantization, quantize))
     needs = plan(config, dtype, quantize)
-    machine = Machine(parts, None, 2)
+    runner = ModelRunner(parts, None, 2)
     weights = parts.state_dict()
     orders = sum(each.nbytes for key, each in weights.items() if key.endswith(".group_of"))
-    assert needs.slot_bytes == machine.slot_bytes
+    assert needs.slot_bytes == runner.slot_bytes
     assert needs.model_bytes == sum(each.nbytes for each in weights.values()) - orders
     plain = build_parts(config, dtype, torch.device("meta")).parameters()
     assert sum(needs.parameters.values()) == sum(each.numel() for each in plain)

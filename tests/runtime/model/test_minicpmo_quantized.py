@@ -21,7 +21,6 @@ from runtime.model.backends.minicpmo.attention import Row, spans_of
 from runtime.model.backends.minicpmo.checkpoint import WEIGHTS, CheckpointError, load_parts
 from runtime.model.backends.minicpmo.config import load_config
 from runtime.model.backends.minicpmo.decoder import FusedDecoder, Operators, Stock
-from runtime.model.backends.minicpmo.machine import PROBE_ROWS, rows_are_independent
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.quantized import (
     FILES,
@@ -33,6 +32,7 @@ from runtime.model.backends.minicpmo.quantized import (
     read_quantization,
     unpacked,
 )
+from runtime.model.backends.minicpmo.runner import PROBE_ROWS, rows_are_independent
 from runtime.model.backends.minicpmo.work import Feed
 from runtime.model.models import ModelUnusableError, load_backend, load_checkpoint
 from tests.models.flash import flash_on_cpu
@@ -143,7 +143,7 @@ def test_rows_have_their_own_bits_in_any_batch(folders: Folders, dtype: torch.dt
     works = [Feed(slot=n, start=0, rows=each.to(dtype)) for n, each in enumerate(rows)]
     together = model.compute(works)
     for work, fed in zip(works, together, strict=True):
-        model.machine.clear(work.slot)
+        model.runner.clear(work.slot)
         (alone,) = model.compute([work])
         assert torch.equal(alone.hidden, fed.hidden)
 
@@ -154,7 +154,7 @@ def test_a_gpu_s_pass_computes_the_same(folders: Folders) -> None:
     hidden = []
     for folder in (quantised, plain):
         model = DuplexModel.load(folder, slots=2)
-        parts, store = model.machine.parts, model.machine.llm
+        parts, store = model.runner.parts, model.runner.llm
         stock = Stock(name="t", model=parts.llm.model, head=parts.llm.lm_head, store=store)
         with flash_on_cpu(), torch.inference_mode():
             x = torch.randn(2, 3, 192, generator=torch.Generator().manual_seed(1))

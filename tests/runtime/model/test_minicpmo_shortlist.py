@@ -315,17 +315,17 @@ def tiny() -> DuplexModel:
 @contextmanager
 def with_shortlists(model: DuplexModel) -> Iterator[Shortlists]:
     """Have a model's tokens chosen from shortlists."""
-    assert model.machine.shortlists is None
-    made = model.machine.shortlists = shortlists(model.tokens)
+    assert model.runner.shortlists is None
+    made = model.runner.shortlists = shortlists(model.tokens)
     try:
         yield made
     finally:
-        model.machine.shortlists = None
+        model.runner.shortlists = None
 
 
 def test_a_cpu_makes_no_shortlists(tiny: DuplexModel) -> None:
     """Each token would cost a search that nobody needs; on a GPU it would cost milliseconds."""
-    assert tiny.machine.shortlists is None
+    assert tiny.runner.shortlists is None
     assert shortlists_on("cpu", tiny.tokens) is None
     assert shortlists_on(torch.device("meta"), tiny.tokens) is not None
 

@@ -28,10 +28,17 @@ from protocol.values.model import (
 )
 from runtime.model.backends.base import SILENT_STEPS_MIN, BackendRefused, CallsTools, ContextFull
 from runtime.model.backends.minicpmo import session as session_module
-from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.runner import ModelRunner
 from runtime.model.backends.minicpmo.sampling import Candidates, decide, decide_chat, draws
-from runtime.model.backends.minicpmo.slots import EVENTS_MAX, FILE, GRAMMAR, NEW, OPEN, TOO_LONG
+from runtime.model.backends.minicpmo.slot_layout import (
+    EVENTS_MAX,
+    FILE,
+    GRAMMAR,
+    NEW,
+    OPEN,
+    TOO_LONG,
+)
 from runtime.model.backends.minicpmo.work import Feed, Work
 from runtime.model.engine.backend import EngineBackend
 from tests.models import random_model
@@ -168,11 +175,11 @@ def test_a_failure_is_undone_to_the_end_of_the_speech(
     start: random_model.Open, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     """The speech was sent already: the unit is closed as if nothing had been decided."""
-    session, twin, compute = start(opening()), start(opening()), Machine.compute
+    session, twin, compute = start(opening()), start(opening()), ModelRunner.compute
     fed = list[Work]()
 
-    def failing(machine: Machine, works: Sequence[Work]) -> list[Any]:
-        answers = compute(machine, works)
+    def failing(runner: ModelRunner, works: Sequence[Work]) -> list[Any]:
+        answers = compute(runner, works)
         fed.extend(work for work in works if isinstance(work, Feed))
         if len(fed) == step + 1:
             raise RuntimeError("the device failed")
@@ -181,7 +188,7 @@ def test_a_failure_is_undone_to_the_end_of_the_speech(
     session.run_unit(unit(0))
     twin.run_unit(unit(0))
     with monkeypatch.context() as patch:
-        patch.setattr(Machine, "compute", failing)
+        patch.setattr(ModelRunner, "compute", failing)
         made = session.finalize(0, interrupted=False)
     undecided = Silent(end="failed")
     assert made.silent == undecided

@@ -40,8 +40,8 @@ from runtime.model.backends.minicpmo.checkpoint import build_parts, load_parts
 from runtime.model.backends.minicpmo.config import load_config
 from runtime.model.backends.minicpmo.decoder import RowByRow, Stock, Together
 from runtime.model.backends.minicpmo.device import send
-from runtime.model.backends.minicpmo.machine import Machine, network_of
 from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.runner import ModelRunner, network_of
 from runtime.model.backends.minicpmo.work import Feed, Recall, See, Speak
 from tests.bench.tiny.staging import known_phrases, stage_phrase
 from tests.gpu.steps import Bench, measure
@@ -77,17 +77,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> DuplexModel:
 @pytest.fixture(scope="module")
 def stepping(model: DuplexModel) -> DuplexModel:
     """The same weights, computed as on a GPU."""
-    parts = load_parts(model.machine.config, FIXTURES / "tiny")
-    machine = Machine(parts, model.machine.vocoder, SLOTS, means=MEANS)
-    return DuplexModel.of(machine, model.tokens, {})
+    parts = load_parts(model.runner.config, FIXTURES / "tiny")
+    runner = ModelRunner(parts, model.runner.vocoder, SLOTS, means=MEANS)
+    return DuplexModel.of(runner, model.tokens, {})
 
 
 @pytest.fixture
-def machines(model: DuplexModel, stepping: DuplexModel) -> tuple[Machine, Machine]:
+def machines(model: DuplexModel, stepping: DuplexModel) -> tuple[ModelRunner, ModelRunner]:
     for slot in range(SLOTS):
-        model.machine.clear(slot)
-        stepping.machine.clear(slot)
-    return model.machine, stepping.machine
+        model.runner.clear(slot)
+        stepping.runner.clear(slot)
+    return model.runner, stepping.runner
 
 
 def noise(*shape: int, seed: int) -> Tensor:
@@ -114,7 +114,7 @@ def test_the_largest_step_holds_everyone(slots: int) -> None:
 @pytest.mark.parametrize("count", [1, 2, UNIT_ROWS, 5, 80])
 @pytest.mark.parametrize("lengths", [(600, 20, 300), (128, 127)])
 def test_a_step_gives_what_rows_by_themselves_give(
-    machines: tuple[Machine, Machine], lengths: tuple[int, ...], count: int
+    machines: tuple[ModelRunner, ModelRunner], lengths: tuple[int, ...], count: int
 ) -> None:
     """On a GPU sessions would say other things than on a CPU."""
     llm = machines[1]._llm
@@ -124,24 +124,24 @@ def test_a_step_gives_what_rows_by_themselves_give(
     assert length == {5: UNIT_ROWS, 80: None}.get(count, count)
     for slot, length in enumerate(lengths):
         rows = noise(length, 192, seed=slot)
-        for machine in machines:
-            machine.compute([Feed(slot=slot, start=0, rows=rows)])
+        for runner in machines:
+            runner.compute([Feed(slot=slot, start=0, rows=rows)])
     for step in range(3):
         works = [
             Feed(slot=slot, start=length + step, rows=noise(count, 192, seed=10 * step + slot))
             for slot, length in enumerate(lengths)
         ]
-        plain, stepped = (machine.compute(works) for machine in machines)
+        plain, stepped = (runner.compute(works) for runner in machines)
         for one, other in zip(plain, stepped, strict=True):
             assert_near(one.hidden, other.hidden)
             assert_near(one.logits.whole(), other.logits.whole())
     for slot in range(SLOTS):  # Sessions and rows that fill a step up wrote nothing before its end.
         end = dict(enumerate(lengths)).get(slot, -count - 2) + count + 2
-        keys = (machine.llm.keys[:, slot, :, : end or None] for machine in machines)
+        keys = (runner.llm.keys[:, slot, :, : end or None] for runner in machines)
         assert_near(*keys)
 
 
-def test_codes_and_sound_go_the_same_way(machines: tuple[Machine, Machine]) -> None:
+def test_codes_and_sound_go_the_same_way(machines: tuple[ModelRunner, ModelRunner]) -> None:
     """Speech would be other sounds, and what is heard other speech."""
     for step in range(3):
         works = [
@@ -149,18 +149,20 @@ def test_codes_and_sound_go_the_same_way(machines: tuple[Machine, Machine]) -> N
             for slot, count in ((2, 3 if step == 0 else 1), (0, 7 if step == 0 else 1))
             for start in (step and step + (2 if slot else 6),)
         ]
-        plain, stepped = (machine.compute(works) for machine in machines)
+        plain, stepped = (runner.compute(works) for runner in machines)
         for one, other in zip(plain, stepped, strict=True):
             assert_near(one.whole(), other.whole())
         hears = [
             Hearing(mel=noise(80, 104, seed=step + slot), slot=slot, units=step) for slot in (0, 2)
         ]
-        plain, stepped = (machine.compute(hears) for machine in machines)
+        plain, stepped = (runner.compute(hears) for runner in machines)
         for one, other in zip(plain, stepped, strict=True):
             assert_near(one, other)
 
 
-def test_a_session_that_overflows_spoils_no_other(machines: tuple[Machine, Machine]) -> None:
+def test_a_session_that_overflows_spoils_no_other(
+    machines: tuple[ModelRunner, ModelRunner],
+) -> None:
     """In half precision one may; its rows stay in the step, and would be next to others' rows."""
     stepping = machines[1]
     broken = [Speak(slot=slot, start=0, rows=torch.full((10, 128), torch.nan)) for slot in (0, 1)]
@@ -175,7 +177,7 @@ def test_a_session_that_overflows_spoils_no_other(machines: tuple[Machine, Machi
                 assert_near(one.whole(), other.whole())
 
 
-def test_pictures_of_one_shape_are_seen_together(machines: tuple[Machine, Machine]) -> None:
+def test_pictures_of_one_shape_are_seen_together(machines: tuple[ModelRunner, ModelRunner]) -> None:
     """Each session's picture would wait for those of all others."""
     sizes = ((112, 112), (112, 112), (84, 154))
     sees = [
@@ -190,26 +192,26 @@ def test_pictures_of_one_shape_are_seen_together(machines: tuple[Machine, Machin
 
 def test_more_sessions_than_a_step_holds_go_in_several(model: DuplexModel) -> None:
     """Where steps are not exact they are of one session; the others would be left out."""
-    parts, results = model.machine.parts, []
+    parts, results = model.runner.parts, []
     for size in (1, SLOTS):
         means = Means(is_flash=True, is_alone=True, sizes=lambda *_, size=size: (size,))
-        machine = Machine(parts, None, SLOTS, means=means)
+        runner = ModelRunner(parts, None, SLOTS, means=means)
         rows = [noise(2, 192, seed=slot) for slot in range(SLOTS)]
         places = [Row(slot=slot, start=4 + slot) for slot in range(SLOTS)]
         with torch.inference_mode():
-            results.append(steps_of(machine).run(2, rows, places))
+            results.append(steps_of(runner).run(2, rows, places))
     for one, other in zip(*results, strict=True):
         assert_near(one, other)
 
 
-def networks(machine: Machine) -> list[Network]:
+def networks(runner: ModelRunner) -> list[Network]:
     """What runs in steps on a GPU."""
-    return [each.network for each in machine._together]
+    return [each.network for each in runner._together]
 
 
-def steps_of(machine: Machine) -> Stepper:
+def steps_of(runner: ModelRunner) -> Stepper:
     """The steps of the language model."""
-    steps = machine._together[0].steps
+    steps = runner._together[0].steps
     assert steps is not None
     return steps
 
@@ -240,8 +242,8 @@ class Capturing(TorchDispatchMode):
 @pytest.mark.parametrize("length", [1, UNIT_ROWS])
 def test_a_step_can_be_captured(model: DuplexModel, length: int) -> None:
     """A GPU would refuse it, and every server with one would launch kernel by kernel."""
-    machine = Machine(model.machine.parts, None, 2, means=MEANS)
-    for network in networks(machine):
+    runner = ModelRunner(model.runner.parts, None, 2, means=MEANS)
+    for network in networks(runner):
         step = Step(network, 2, length)
         with torch.inference_mode(), flash_on_cpu(unread), Capturing() as capturing:
             step.compute()
@@ -274,13 +276,13 @@ def test_in_half_precision_all_lies_on_the_device(dtype: torch.dtype, is_flash: 
     """
     device = torch.device("meta")
     parts = build_parts(load_config(FIXTURES / "tiny" / "config.json"), dtype, device)
-    machine = Machine(parts, None, SLOTS, means=Means(is_flash=is_flash))
-    assert machine.means.is_flash == is_flash
+    runner = ModelRunner(parts, None, SLOTS, means=Means(is_flash=is_flash))
+    assert runner.means.is_flash == is_flash
     feeds = [Feed(slot=slot, start=9, rows=parts.embed(range(13))) for slot in (0, 1)]
     speaks = [Speak(slot=2, start=0, rows=parts.tts.opening([(3, parts.embed((1,))[0])]))]
     with torch.inference_mode():
-        found = [machine._llm.run(feeds), machine._tts.run(speaks)]
-        for network in networks(machine)[:2]:
+        found = [runner._llm.run(feeds), runner._tts.run(speaks)]
+        for network in networks(runner)[:2]:
             step = Step(network, 2, 1)
             with Elsewhere():
                 hidden, logits = step.compute()
@@ -292,16 +294,16 @@ def test_in_half_precision_all_lies_on_the_device(dtype: torch.dtype, is_flash: 
         Hearing(mel=torch.zeros(80, 104), slot=0, units=3),
         Recall(pcm=torch.zeros(16_000)),
     ):
-        (rows,) = machine.compute([request])
+        (rows,) = runner.compute([request])
         assert (rows.dtype, rows.device) == (dtype, device)
-    machine.clear(0)
+    runner.clear(0)
     for ids in ((-1,), (672,), (3, -1), (672, 3)):  # Found on the host: a GPU would not recover.
         with pytest.raises(IndexError, match="not from 0 to 671"):
             parts.embed(ids)
     assert parts.embed(()).shape == (0, 192)
 
 
-def test_a_released_slot_is_empty(machines: tuple[Machine, Machine]) -> None:
+def test_a_released_slot_is_empty(machines: tuple[ModelRunner, ModelRunner]) -> None:
     """What a step wrote would be left for the next session."""
     stepping = machines[1]
     works = [Feed(slot=slot, start=5, rows=noise(1, 192, seed=slot)) for slot in range(SLOTS)]
@@ -344,8 +346,8 @@ def test_what_is_run_first_on_a_gpu_runs(
     clock = Bench.clock
     monkeypatch.setattr(Bench, "clock", lambda *args: clock(*args[:3], count=1))
     found: dict[str, object] = {}
-    machine = Machine(model.machine.parts, None, SLOTS, means=MEANS)
-    measure(machine, lambda name, value: found.update({name: value}))
+    runner = ModelRunner(model.runner.parts, None, SLOTS, means=MEANS)
+    measure(runner, lambda name, value: found.update({name: value}))
     off = [value for name, value in found.items() if name.endswith("off by")]
     assert len(off) == 2 * (4 + 2)  # Four lengths for tokens and two for codes, of 1 and of 3.
     assert all(float(part) < 1e-3 for parts in off for part in parts)  # type: ignore[attr-defined]
@@ -359,7 +361,7 @@ def test_a_log_tells_how_each_decoder_attends(
     model: DuplexModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replay would take a speech decoder that fell back for one that did not."""
-    parts, made = model.machine.parts, Stepper.__init__
+    parts, made = model.runner.parts, Stepper.__init__
 
     def tokens_alone(self: Stepper, network: Network, *args: Any) -> None:
         if network.name != "tokens by torch":
@@ -367,9 +369,9 @@ def test_a_log_tells_how_each_decoder_attends(
         made(self, network, *args)
 
     monkeypatch.setattr(Stepper, "__init__", tokens_alone)
-    machine = Machine(parts, None, SLOTS, means=MEANS)
+    runner = ModelRunner(parts, None, SLOTS, means=MEANS)
     steps = ", ".join(f"{length} x 2/3" for length in (1, 2, UNIT_ROWS, 77))
-    assert machine.attention == f"flash; tokens by torch in steps of {steps}; codes by torch; sound"
+    assert runner.attention == f"flash; tokens by torch in steps of {steps}; codes by torch; sound"
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
@@ -382,11 +384,11 @@ def test_where_no_step_can_be_made_all_goes_without(
         raise RuntimeError("no kernel image")
 
     monkeypatch.setattr(Step, "__init__", broken)
-    machine = Machine(model.machine.parts, None, 1, means=MEANS)
-    assert machine.attention == "flash; tokens by torch; codes by torch; sound"
-    (fed,) = machine.compute([Feed(slot=0, start=0, rows=noise(1, 192, seed=0))])
-    model.machine.clear(0)
-    (wanted,) = model.machine.compute([Feed(slot=0, start=0, rows=noise(1, 192, seed=0))])
+    runner = ModelRunner(model.runner.parts, None, 1, means=MEANS)
+    assert runner.attention == "flash; tokens by torch; codes by torch; sound"
+    (fed,) = runner.compute([Feed(slot=0, start=0, rows=noise(1, 192, seed=0))])
+    model.runner.clear(0)
+    (wanted,) = model.runner.compute([Feed(slot=0, start=0, rows=noise(1, 192, seed=0))])
     assert_near(fed.logits.whole(), wanted.logits.whole())
     assert caplog.text.count("no fixed steps") == 3
     assert "no kernel image" in caplog.text
@@ -401,21 +403,21 @@ def test_without_its_kernel_rows_are_attended_one_by_one(
 ) -> None:
     """An older GPU, or one that computes in float32, would fail each unit."""
     with flash_on_cpu(refused):
-        machine = Machine(model.machine.parts, None, 1, means=MEANS)
-    assert machine.attention == "sdpa, row by row"
+        runner = ModelRunner(model.runner.parts, None, 1, means=MEANS)
+    assert runner.attention == "sdpa, row by row"
     assert "no flash attention here" in caplog.text
     works = [Feed(slot=0, start=0, rows=noise(4, 192, seed=0))]
-    model.machine.clear(0)
-    for one, other in zip(machine.compute(works), model.machine.compute(works), strict=True):
+    model.runner.clear(0)
+    for one, other in zip(runner.compute(works), model.runner.compute(works), strict=True):
         assert_near(one.logits.whole(), other.logits.whole())
 
 
 def test_a_cpu_has_no_steps(model: DuplexModel) -> None:
     """Its bits would be others, and logs of before not be replayed."""
-    assert model.machine.attention == "sdpa, row by row"
+    assert model.runner.attention == "sdpa, row by row"
     for exact in (False, True):
         means = means_on(torch.device("cpu"), 8, exact=exact)
-        assert means is model.machine.means
+        assert means is model.runner.means
 
 
 # -- exactness -----------------------------------------------------------------------------------
@@ -425,48 +427,48 @@ EXACT = Means(is_flash=True, sizes=lambda *_: (ROWS_MIN,), is_alone=True)
 
 
 @pytest.fixture(scope="module")
-def exact(model: DuplexModel) -> Callable[[int], Machine]:
+def exact(model: DuplexModel) -> Callable[[int], ModelRunner]:
     """Makes an exact machine of so many slots, once: it tries its steps for seconds."""
 
     @functools.cache
-    def make(slots: int) -> Machine:
-        machine = Machine(model.machine.parts, model.machine.vocoder, slots, means=EXACT)
-        assert not machine.llm.keys.any()  # What was tried is gone.
-        assert machine.llm._written == [0] * slots
-        return machine
+    def make(slots: int) -> ModelRunner:
+        runner = ModelRunner(model.runner.parts, model.runner.vocoder, slots, means=EXACT)
+        assert not runner.llm.keys.any()  # What was tried is gone.
+        assert runner.llm._written == [0] * slots
+        return runner
 
     return make
 
 
-def test_an_exact_machine_gives_each_session_its_own(exact: Callable[[int], Machine]) -> None:
+def test_an_exact_machine_gives_each_session_its_own(exact: Callable[[int], ModelRunner]) -> None:
     """A replay alone would find other bytes than were recorded in company."""
-    machine = exact(SLOTS)
-    assert machine.is_exact
-    assert machine.attention == (
+    runner = exact(SLOTS)
+    assert runner.is_exact
+    assert runner.attention == (
         "flash; tokens by torch in steps of 1 x 16, 2 x 16, 11 x 16, 77 x 16; "
         "codes by torch in steps of 1 x 16, 10 x 16, 20 x 16; sound in steps of 50 x 16"
     )
-    assert machine.batch == "1 rows at least, but for steps one session at a time"
+    assert runner.batch == "1 rows at least, but for steps one session at a time"
     for count in (1, 2, UNIT_ROWS, 5, 80):
         works = [
             Feed(slot=slot, start=9 * slot, rows=noise(count, 192, seed=slot + count))
             for slot in range(SLOTS)
         ]
-        together = machine.compute(works)
+        together = runner.compute(works)
         for work, fed in zip(works, together, strict=True):
-            (own,) = machine.compute([work])
+            (own,) = runner.compute([work])
             assert torch.equal(own.hidden, fed.hidden)
             assert torch.equal(own.logits.whole(), fed.logits.whole())
     hears = [Hearing(mel=noise(80, 104, seed=slot), slot=slot, units=1) for slot in range(SLOTS)]
-    for hear, heard in zip(hears, machine.compute(hears), strict=True):
-        assert torch.equal(machine.compute([hear])[0], heard)
+    for hear, heard in zip(hears, runner.compute(hears), strict=True):
+        assert torch.equal(runner.compute([hear])[0], heard)
     for slot in range(SLOTS):
-        machine.clear(slot)
+        runner.clear(slot)
 
 
 @pytest.mark.soak  # `test_an_exact_machine_gives_each_session_its_own` compares the same steps.
 def test_a_session_is_the_same_with_fewer_slots(
-    model: DuplexModel, exact: Callable[[int], Machine]
+    model: DuplexModel, exact: Callable[[int], ModelRunner]
 ) -> None:
     """A replay, which has one slot, would find other bytes than the server made."""
     played = [play(DuplexModel.of(exact(slots), model.tokens, {})) for slots in (SLOTS, 1)]
@@ -478,7 +480,7 @@ def test_a_session_is_the_same_with_fewer_slots(
 
 def decoder_unlike(model: DuplexModel, what: str, slots: int = SLOTS) -> Batched:
     """A decoder that gives a session a little more, for what is none of its business."""
-    parts, times = model.machine.parts, iter(range(1, 10_000))
+    parts, times = model.runner.parts, iter(range(1, 10_000))
 
     def head(hidden: Tensor) -> Tensor:
         logits: Tensor = parts.llm.lm_head(hidden)
@@ -490,7 +492,7 @@ def decoder_unlike(model: DuplexModel, what: str, slots: int = SLOTS) -> Batched
         }
         return logits + more[what] * 1e-3
 
-    store = Machine(parts, None, slots, means=Means(is_flash=True)).llm
+    store = ModelRunner(parts, None, slots, means=Means(is_flash=True)).llm
     stock = Stock(name="tokens", model=parts.llm.model, head=head, store=store)
     return batched(network_of(stock), EXACT, (1, 2))
 
@@ -510,7 +512,7 @@ def test_where_steps_are_not_exact_each_session_has_its_own(
 
 @pytest.mark.soak  # `test_a_neighbour_who_has_said_more_is_found_out` has one slot more.
 def test_it_is_found_out_in_a_replay_too(
-    model: DuplexModel, exact: Callable[[int], Machine]
+    model: DuplexModel, exact: Callable[[int], ModelRunner]
 ) -> None:
     """It has one slot, and would take steps that the server did not."""
     places = steps_of(exact(1))._spread(UNIT_ROWS, ROWS_MIN)
@@ -529,8 +531,8 @@ def test_a_neighbour_who_has_said_more_is_found_out(model: DuplexModel) -> None:
 
     means = attrs.evolve(EXACT, sizes=lambda *_: (SLOTS,))
     with flash_on_cpu(by_longest):
-        machine = Machine(model.machine.parts, None, SLOTS, means=means)
-    steps = steps_of(machine)
+        runner = ModelRunner(model.runner.parts, None, SLOTS, means=means)
+    steps = steps_of(runner)
     assert set(steps.sizes.values()) == {(1,)}
     starts = {place.start for place in steps._spread(1, SLOTS)}
     assert len(starts) == SLOTS
@@ -550,14 +552,14 @@ def test_what_differs_from_slot_to_slot_is_never_exact(model: DuplexModel) -> No
         return out + begins.repeat_interleave(len(out) // len(begins))[:, None, None], *rest
 
     with flash_on_cpu(by_slot):
-        assert not Machine(model.machine.parts, None, SLOTS, means=EXACT).is_exact
+        assert not ModelRunner(model.runner.parts, None, SLOTS, means=EXACT).is_exact
 
 
 def test_a_gpu_that_is_lost_is_said_to_be(
     model: DuplexModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every unit would fail by itself, for ever, and the server look well."""
-    machine = Machine(model.machine.parts, None, SLOTS)
+    runner = ModelRunner(model.runner.parts, None, SLOTS)
 
     def lost(*_: Any) -> None:
         text = "CUDA error: an illegal memory access was encountered\nCompile with ..."
@@ -566,10 +568,10 @@ def test_a_gpu_that_is_lost_is_said_to_be(
     works = [Feed(slot=0, start=0, rows=noise(1, 192, seed=0))]
     monkeypatch.setattr(RowByRow, "run", lost)
     with pytest.raises(DeviceLost, match=r"GPU is lost to this process \(CUDA error: an illegal"):
-        machine.compute(works)
+        runner.compute(works)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     with pytest.raises(torch.AcceleratorError):  # It answers: one call failed, and no other will.
-        machine.compute(works)
+        runner.compute(works)
 
 
 def test_what_is_sent_arrives(model: DuplexModel) -> None:

@@ -20,8 +20,8 @@ from protocol.values.model import Chunk, ChunkResult, Costs
 from runtime.model.backends.base import BackendError, ContextFull, Transcribes
 from runtime.model.backends.minicpmo.anchor import TOKENS_A_CHUNK, Transcript
 from runtime.model.backends.minicpmo.config import load_config
-from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.runner import ModelRunner
 from runtime.model.backends.minicpmo.work import Feed, Work
 from runtime.model.engine.backend import EngineBackend
 from runtime.model.engine.engine import Engine
@@ -109,7 +109,7 @@ def test_an_utterance_is_written_as_it_is_heard(wide: DuplexModel) -> None:
 def test_the_terminator_is_never_fed(wide: DuplexModel) -> None:
     """The model would hear of seconds that ended, which it was not taught."""
     transcript, fed = wide.transcript(slot=0), list[Any]()
-    embed = wide.machine.parts.embed((wide.tokens.ids.chunk_eos,))[0]
+    embed = wide.runner.parts.embed((wide.tokens.ids.chunk_eos,))[0]
 
     def compute(works: Sequence[Work]) -> list[Any]:
         fed.extend(row for work in works if isinstance(work, Feed) for row in work.rows)
@@ -162,16 +162,16 @@ def test_a_chunk_that_fails_costs_its_utterance_alone(
     small: DuplexModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One hiccup of the device would end the connection, or spoil all that follows."""
-    transcript, real = small.transcript(slot=0), Machine.compute
+    transcript, real = small.transcript(slot=0), ModelRunner.compute
     first = heard(small, transcript, chunk(0))
 
-    def compute(machine: Machine, works: Sequence[Work]) -> list[Any]:
+    def compute(runner: ModelRunner, works: Sequence[Work]) -> list[Any]:
         if isinstance(works[0], Feed) and len(works[0].rows) == 1:
             raise RuntimeError("the device failed")
-        return real(machine, works)
+        return real(runner, works)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Machine, "compute", compute)
+        patch.setattr(ModelRunner, "compute", compute)
         with pytest.raises(BackendError, match="chunk 1 failed"):
             heard(small, transcript, chunk(1))
     assert wiped(small, 0)

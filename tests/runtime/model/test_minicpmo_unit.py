@@ -161,13 +161,13 @@ def test_the_first_token_is_neither_text_nor_speech(
     session, text = start(), word(model)
     script(monkeypatch, text, text, ids.speak, ids.tts_bos, text, ids.chunk_eos)
     asked: list[int] = []
-    opening_rows = model.machine.parts.tts.opening
+    opening_rows = model.runner.parts.tts.opening
 
     def watched(spoken: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
         asked.extend(token for token, _ in spoken)
         return opening_rows(spoken)
 
-    monkeypatch.setattr(model.machine.parts.tts, "opening", watched)
+    monkeypatch.setattr(model.runner.parts.tts, "opening", watched)
     result = session.run_unit(unit(0, SPEAKS))
     assert result.text == model.tokens.decode([text, text])
     assert asked == [text, ids.speak, ids.tts_bos, text]

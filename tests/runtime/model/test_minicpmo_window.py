@@ -16,8 +16,8 @@ from protocol.values.model import SlidingWindow
 from runtime.model.backends.base import BackendError, ContextFull
 from runtime.model.backends.minicpmo.audio import Hearing
 from runtime.model.backends.minicpmo.config import UNIT_FRAMES
-from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.runner import ModelRunner
 from runtime.model.backends.minicpmo.state import (
     MARKER,
     PREVIOUS_TOKENS,
@@ -42,10 +42,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> DuplexModel:
 
 
 @pytest.fixture
-def machine(model: DuplexModel) -> Machine:
+def runner(model: DuplexModel) -> ModelRunner:
     for slot in range(model.info.slots):
-        model.machine.clear(slot)
-    return model.machine
+        model.runner.clear(slot)
+    return model.runner
 
 
 def run(session: BlockingSession, first: int, end: int, **what: Any) -> list[tuple[Any, ...]]:
@@ -72,20 +72,22 @@ def layout(*lengths: int, prefix: int = 40, said: int = 0) -> Layout:
 def slid(model: DuplexModel, before: Layout, policy: SlidingWindow) -> Layout:
     """The layout after a slide of a slot that holds nothing but zeros."""
     state = SessionState(layout=before, length=before.length)
-    steps = slide(model.machine, model.tokens, 0, state, policy)
+    steps = slide(model.runner, model.tokens, 0, state, policy)
     after = alone(steps, model.compute)
     assert after.length == after.layout.length
     return after.layout
 
 
-def test_basic_keeps_all_up_to_eight_thousand(model: DuplexModel, machine: Machine) -> None:
+def test_basic_keeps_all_up_to_eight_thousand(model: DuplexModel, runner: ModelRunner) -> None:
     """A session would forget what still fits."""
     full = layout(*[79] * 100, 59)
     assert full.length == 8000
     assert slid(model, full, "basic") == full
 
 
-def test_basic_drops_the_oldest_down_to_six_thousand(model: DuplexModel, machine: Machine) -> None:
+def test_basic_drops_the_oldest_down_to_six_thousand(
+    model: DuplexModel, runner: ModelRunner
+) -> None:
     """A session would end, or forget the wrong end of it."""
     full = layout(*[79] * 100, 60, 13)
     after = slid(model, full, "basic")
@@ -96,7 +98,7 @@ def test_basic_drops_the_oldest_down_to_six_thousand(model: DuplexModel, machine
 
 @pytest.mark.parametrize("policy", ["basic", "context"])
 def test_room_is_made_for_a_unit_as_large_as_the_largest(
-    model: DuplexModel, machine: Machine, policy: SlidingWindow
+    model: DuplexModel, runner: ModelRunner, policy: SlidingWindow
 ) -> None:
     """A session with large pictures would end, though its client asked for a window."""
     full = layout(*[640] * 12, 13)
@@ -107,7 +109,7 @@ def test_room_is_made_for_a_unit_as_large_as_the_largest(
     assert after.spans == full.spans[-len(after.spans) :]
 
 
-def test_context_keeps_twenty_four_units(model: DuplexModel, machine: Machine) -> None:
+def test_context_keeps_twenty_four_units(model: DuplexModel, runner: ModelRunner) -> None:
     """The window would be of another length than the model knows."""
     full = layout(*range(13, 13 + 24))
     assert slid(model, full, "context") == full
@@ -116,7 +118,9 @@ def test_context_keeps_twenty_four_units(model: DuplexModel, machine: Machine) -
     assert after.previous == ()
 
 
-def test_context_moves_what_was_said_into_the_prompt(model: DuplexModel, machine: Machine) -> None:
+def test_context_moves_what_was_said_into_the_prompt(
+    model: DuplexModel, runner: ModelRunner
+) -> None:
     """The model would forget its own words."""
     marker = tuple(model.tokens.encode(MARKER))
     after = slid(model, layout(*[20] * 26, said=3), "context")
@@ -127,7 +131,7 @@ def test_context_moves_what_was_said_into_the_prompt(model: DuplexModel, machine
 
 
 def test_context_keeps_the_last_five_hundred_tokens_said(
-    model: DuplexModel, machine: Machine
+    model: DuplexModel, runner: ModelRunner
 ) -> None:
     """The prompt would grow until nothing else fits."""
     marker = tuple(model.tokens.encode(MARKER))
@@ -142,7 +146,7 @@ def test_context_keeps_the_last_five_hundred_tokens_said(
     assert last[-19:] == tuple(range(300, 319))
 
 
-def test_off_keeps_everything(model: DuplexModel, machine: Machine) -> None:
+def test_off_keeps_everything(model: DuplexModel, runner: ModelRunner) -> None:
     """A session that asked for no window would forget."""
     full = layout(*[79] * 101)
     assert slid(model, full, "off") == full
@@ -156,7 +160,7 @@ def test_a_turned_key_is_the_key_of_its_new_place(
     model: DuplexModel, start: int, distance: int
 ) -> None:
     """After a slide the model would look for its past in the wrong places."""
-    rotary = model.machine.parts.llm.model.rotary_emb
+    rotary = model.runner.parts.llm.model.rotary_emb
     plain = torch.randn(1, 2, 20, 32, generator=torch.Generator().manual_seed(1))
 
     def at(first: int) -> Tensor:
@@ -170,28 +174,28 @@ def test_a_turned_key_is_the_key_of_its_new_place(
     torch.testing.assert_close(turned, at(start + distance), rtol=0, atol=tolerance)
 
 
-def fill(machine: Machine, slot: int, rows: Tensor) -> None:
+def fill(runner: ModelRunner, slot: int, rows: Tensor) -> None:
     at = 0
     for block in torch.split(rows, 64):
-        machine.compute([Feed(slot=slot, start=at, rows=block)])
+        runner.compute([Feed(slot=slot, start=at, rows=block)])
         at += len(block)
 
 
 @pytest.mark.parametrize("policy", ["basic", "context"])
 def test_what_is_kept_lies_as_if_fed_there(
-    model: DuplexModel, machine: Machine, monkeypatch: pytest.MonkeyPatch, policy: SlidingWindow
+    model: DuplexModel, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, policy: SlidingWindow
 ) -> None:
     """After a slide the model would answer from a garbled past."""
     monkeypatch.setattr("runtime.model.backends.minicpmo.state.BASIC_HIGH", 100)
     monkeypatch.setattr("runtime.model.backends.minicpmo.state.BASIC_LOW", 70)
     monkeypatch.setattr("runtime.model.backends.minicpmo.state.CONTEXT_UNITS", 4)
-    embed, store = machine.parts.embed, machine.llm
+    embed, store = runner.parts.embed, runner.llm
     before = layout(13, 20, 13, 17, 13, 21, prefix=10, said=2)
     rows = torch.randn(before.length, WIDTH, generator=torch.Generator().manual_seed(5))
-    fill(machine, 0, rows)
+    fill(runner, 0, rows)
     old_values = store.values[:, 0].clone()
     state = SessionState(layout=before, length=before.length)
-    after = alone(slide(machine, model.tokens, 0, state, policy), model.compute)
+    after = alone(slide(runner, model.tokens, 0, state, policy), model.compute)
     new = after.layout
     kept = new.length - new.prompt
     assert 0 < kept < before.length - before.prompt
@@ -199,7 +203,7 @@ def test_what_is_kept_lies_as_if_fed_there(
     if policy == "context":
         assert new.previous
         prompt = torch.cat((rows[: before.prefix], embed((*new.previous, *new.suffix))))
-    fill(machine, 1, torch.cat((prompt, rows[-kept:])))
+    fill(runner, 1, torch.cat((prompt, rows[-kept:])))
     # The keys of the first layer depend on nothing but their row and its place.
     torch.testing.assert_close(store.keys[0, 0], store.keys[0, 1], rtol=0, atol=1e-5)
     moved = store.values[:, 0, :, new.prompt : new.length]
@@ -250,7 +254,7 @@ def test_a_session_goes_on_over_its_window(straight: Straight, policy: SlidingWi
 
 @pytest.mark.parametrize("policy", sample(["basic", "context"], ["context"]))
 def test_rollback_is_exact_over_a_slide(
-    model: DuplexModel, machine: Machine, straight: Straight, short: None, policy: SlidingWindow
+    model: DuplexModel, runner: ModelRunner, straight: Straight, short: None, policy: SlidingWindow
 ) -> None:
     """After `inference_error` a long session would go on from a garbled past (B3)."""
     session, rows = open_session(model, opening(3, sliding_window=policy, generate_audio=False)), []
@@ -262,7 +266,7 @@ def test_rollback_is_exact_over_a_slide(
     assert rows == straight(policy)[:8]
 
 
-def test_a_session_without_a_window_ends_in_order(model: DuplexModel, machine: Machine) -> None:
+def test_a_session_without_a_window_ends_in_order(model: DuplexModel, runner: ModelRunner) -> None:
     """It would overrun its slot in mid-unit (B10)."""
     session = open_session(model, attrs.evolve(opening(), instructions="x" * 8120))
     fits = (8192 - session.opened.prompt_length - 32) // 13 + 1
@@ -273,7 +277,7 @@ def test_a_session_without_a_window_ends_in_order(model: DuplexModel, machine: M
 
 
 def test_rollback_is_exact_where_the_encoder_starts_over(
-    model: DuplexModel, machine: Machine
+    model: DuplexModel, runner: ModelRunner
 ) -> None:
     """A unit that fails half a minute into a session would leave it half deaf (B3)."""
     listens = opening(3, force_listen_count=100)
@@ -282,19 +286,19 @@ def test_rollback_is_exact_where_the_encoder_starts_over(
     session.release()
     session = open_session(model, listens)
     rows = run(session, 0, 29)
-    block = machine.first_block(session.slot)
+    block = runner.first_block(session.slot)
     session.run_unit(unit(29, 9))
-    assert not torch.equal(machine.first_block(session.slot).keys, block.keys)
+    assert not torch.equal(runner.first_block(session.slot).keys, block.keys)
     session.rollback(29)
-    assert torch.equal(machine.first_block(session.slot).keys, block.keys)
-    assert torch.equal(machine.first_block(session.slot).values, block.values)
+    assert torch.equal(runner.first_block(session.slot).keys, block.keys)
+    assert torch.equal(runner.first_block(session.slot).values, block.values)
     rows += run(session, 29, 33)
     session.release()
     assert rows == straight
 
 
 def test_rollback_is_exact_where_starting_over_failed_midway(
-    model: DuplexModel, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    model: DuplexModel, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As above, where the fault comes once the encoder has written."""
     listens = opening(3, force_listen_count=100)
@@ -305,7 +309,7 @@ def test_rollback_is_exact_where_starting_over_failed_midway(
     rows = run(session, 0, 29)
 
     def compute(works: list[Work]) -> list[Any]:
-        answers = machine.compute(works)
+        answers = runner.compute(works)
         if isinstance(works[0], Hearing):
             raise RuntimeError("the device failed")
         return answers
@@ -321,7 +325,7 @@ def test_rollback_is_exact_where_starting_over_failed_midway(
 
 
 def test_rollback_is_exact_where_the_copy_failed(
-    model: DuplexModel, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    model: DuplexModel, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The unit before, which was finished, would be undone too, without a word."""
     session = open_session(model, opening(3, force_listen_count=100))
@@ -331,7 +335,7 @@ def test_rollback_is_exact_where_the_copy_failed(
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(machine, "first_block", fail)
+        patch.setattr(runner, "first_block", fail)
         with pytest.raises(MemoryError):
             session.run_unit(unit(29, 9))
     session.rollback(29)
@@ -342,11 +346,13 @@ def test_rollback_is_exact_where_the_copy_failed(
     session.release()
 
 
-def test_the_encoder_forgets_after_twenty_nine_units(model: DuplexModel, machine: Machine) -> None:
+def test_the_encoder_forgets_after_twenty_nine_units(
+    model: DuplexModel, runner: ModelRunner
+) -> None:
     """A session of minutes would hear otherwise than the public code, or overrun its slot."""
-    assert machine.audio.capacity == 29 * UNIT_FRAMES
+    assert runner.audio.capacity == 29 * UNIT_FRAMES
     starts: list[int] = []
-    compute = machine.compute
+    compute = runner.compute
 
     def watched(works: list[Work]) -> list[Any]:
         starts.extend(work.units for work in works if isinstance(work, Hearing))

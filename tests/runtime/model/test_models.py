@@ -120,25 +120,6 @@ def test_a_name_that_is_none_names_those_there_are() -> None:
             call("tinny")
 
 
-def test_a_server_elsewhere_is_a_model_too() -> None:
-    """`antiphon serve --model llama_omni:...` would be refused before anything was tried."""
-    check_model("llama_omni:ws://127.0.0.1:22500")
-    assert load_backend("llama_omni:ws://127.0.0.1:22500").info.slots == 1
-    with pytest.raises(ModelUnusableError, match=r"^llama_omni:ws://.*: .*one session at a time"):
-        load_backend("llama_omni:ws://127.0.0.1:22500", 2)
-
-
-def test_a_server_elsewhere_is_reached_as_a_backend_of_others_is() -> None:
-    """What the core does for its own backend, no other package could have."""
-    check_model("backend:llama_omni:ws://127.0.0.1:22500")
-    name = load_backend("backend:llama_omni:ws://127.0.0.1:22500").info.name
-    assert name == "llama_omni"
-    with pytest.raises(ModelUnusableError, match="ws://"):
-        load_backend("llama_omni:http://127.0.0.1:22500")
-    with pytest.raises(ModelUnknownError, match="'llama_omni': choose from"):
-        check_model("llama_omni")
-
-
 def _spoil_config(folder: Path) -> None:
     (folder / "config.json").write_text("{")
 

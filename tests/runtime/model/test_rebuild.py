@@ -23,8 +23,8 @@ from protocol.values.model import PAST_UNITS_MAX, Opening, PastUnit, Silent, Uni
 from recorder.read.past import voiced
 from runtime.model.backends.base import BackendError
 from runtime.model.backends.minicpmo.config import UNIT_FRAMES
-from runtime.model.backends.minicpmo.machine import Machine
 from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.runner import ModelRunner
 from runtime.model.backends.minicpmo.session import SteppedSession
 from runtime.model.backends.minicpmo.state import SessionState
 from runtime.model.backends.minicpmo.work import Steps
@@ -162,12 +162,12 @@ def among(model: DuplexModel, lives: Sequence[Steps[None]]) -> None:
         raise errors[0]
 
 
-def bits(machine: Machine, slot: int, state: SessionState) -> list[torch.Tensor]:
+def bits(runner: ModelRunner, slot: int, state: SessionState) -> list[torch.Tensor]:
     """All keys and values of a slot that are ever read again, and the front end's sound."""
     ends = (
-        (machine.llm, state.length),
-        (machine.tts, state.speech.length),
-        (machine.audio, state.audio_units % machine.config.audio.units * UNIT_FRAMES),
+        (runner.llm, state.length),
+        (runner.tts, state.speech.length),
+        (runner.audio, state.audio_units % runner.config.audio.units * UNIT_FRAMES),
     )
     kept = [store.take(slot, 0, end) for store, end in ends]
     mel = state.mel
@@ -181,7 +181,7 @@ def plain(state: SessionState) -> tuple[object, ...]:
     buffer = None if voicing is None else voicing.buffer
     return (
         *(state.layout, state.length, state.audio_units, state.history, state.turn_open),
-        *(state.text_ids, state.has_seen, state.lane),
+        *(state.text_ids, state.has_seen, state.silent_state),
         *(state.speech.length, state.speech.is_complete, buffer),
     )
 
@@ -216,7 +216,7 @@ def test_a_rebuilt_session_goes_on_with_the_same_bits(
     session = model.session(tenant.opening, slot=0)
     before = go_on(session, tenant.seconds[:count], late, unbroken)
     on_its_own(model, run_to_the_end(session, before))
-    state, kept = session._state, bits(model.machine, 0, session._state)
+    state, kept = session._state, bits(model.runner, 0, session._state)
     past = past_of(unbroken)
     on_its_own(model, go_on(session, tenant.seconds[count:], late, unbroken))
     session.release()
@@ -228,7 +228,7 @@ def test_a_rebuilt_session_goes_on_with_the_same_bits(
         yield from again.open()
         yield from rebuild(again, past, exact=True)
         assert plain(again._state) == plain(state)
-        assert all(map(torch.equal, bits(other.machine, SLOTS - 1, again._state), kept))
+        assert all(map(torch.equal, bits(other.runner, SLOTS - 1, again._state), kept))
         yield from go_on(again, tenant.seconds[count:], late, rebuilt)
 
     company = [
@@ -251,12 +251,12 @@ def test_a_fast_rebuild_differs_by_rounding(
     session = model.session(tenant.opening, slot=0)
     before = go_on(session, tenant.seconds[:count], late, unbroken)
     on_its_own(model, run_to_the_end(session, before))
-    state, kept = session._state, bits(model.machine, 0, session._state)
+    state, kept = session._state, bits(model.runner, 0, session._state)
     session.release()
     again = other.session(tenant.opening, slot=0)
     on_its_own(other, run_to_the_end(again, rebuild(again, past_of(unbroken), exact=False)))
     assert plain(again._state) == plain(state)
-    for made, true in zip(bits(other.machine, 0, again._state), kept, strict=True):
+    for made, true in zip(bits(other.runner, 0, again._state), kept, strict=True):
         torch.testing.assert_close(made, true, rtol=0, atol=1e-3)
     on_its_own(other, go_on(again, tenant.seconds[count:], late, []))
     again.release()

@@ -18,6 +18,7 @@ from typing import Any
 import anyio
 import attrs
 import pytest
+from llama_omni import LlamaOmniSession
 
 from protocol.values.errors import LocalProtocolError
 from protocol.values.model import (
@@ -46,7 +47,6 @@ from runtime.model.backends.base import (
     Rebuilds,
     Transcribes,
 )
-from runtime.model.backends.llama_omni import LlamaOmniSession
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.scripted import Call, ScriptedBackend, Step, default_script
 from runtime.model.engine.backend import EngineBackend

@@ -367,7 +367,7 @@ def test_a_call_of_the_clock_is_planned_where_it_is_asked_for(world: World) -> N
 @pytest.fixture(scope="module")
 def lesson(model: DuplexModel, world: World) -> Lesson:
     """What the stages share, with answers of one code a token and pictures that were seen."""
-    parts, tokens = model.machine.parts, model.tokens
+    parts, tokens = model.runner.parts, model.tokens
     texts = {key: tokens.encode(text) for key, text in all_texts().items()}
     silent = np.zeros(0, np.float32)
     answers = {
@@ -443,7 +443,7 @@ def test_an_answer_of_chat_is_spoken_as_the_engine_speaks_it(
 ) -> None:
     """The speech decoder would be fed another sequence than it was trained on."""
     key = "what can you do"
-    answer, parts = lesson.answers[key], model.machine.parts
+    answer, parts = lesson.answers[key], model.runner.parts
     ids = model.tokens.encode(answer.text)
     states = torch.randn(len(ids), int(parts.config.llm.hidden_size))
     spoken = Spoken(key=key, chunk=0, states=states)
@@ -452,7 +452,7 @@ def test_an_answer_of_chat_is_spoken_as_the_engine_speaks_it(
     monkeypatch.setattr(
         "runtime.model.backends.minicpmo.chat.decide_chat_code", lambda *_: next(codes)
     )
-    vocoder = model.machine.vocoder
+    vocoder = model.runner.vocoder
     assert vocoder is not None
     speaker = Speaker(
         parts=parts,

@@ -22,8 +22,10 @@ from runtime.net.connection import (
     SEND_BYTES_PER_S_MIN,
     SEND_STALL_S,
     Connection,
+    WebSocketClosed,
+    WebSocketStalled,
+    deliver_received,
 )
-from runtime.net.websocket import WebSocketClosed, WebSocketStalled, deliver_received
 
 pytestmark = pytest.mark.anyio
 

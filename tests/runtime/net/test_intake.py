@@ -9,10 +9,9 @@ from typing import cast
 import trio
 import trio.testing
 
-from runtime.net.frames import FrameScanner
 from runtime.net.limits import (
     BURST_S,
-    LARGE_MESSAGE_BYTES,
+    LARGE_BYTES_MIN,
     LARGE_WAIT_S,
     RECEIVING_BYTES_MAX,
     SMALL_WAIT_S,
@@ -22,7 +21,7 @@ from runtime.net.limits import (
     Share,
 )
 from runtime.net.link import Link, TcpStream
-from runtime.net.websocket import Intake
+from runtime.net.websocket import FrameScanner, Intake
 from tests.network.transport import CLOSE, CONTINUATION, PING, TEXT, limits, raw_frame
 from tests.sessions.in_memory import on_virtual_time
 
@@ -61,7 +60,7 @@ class Client:
             message_bytes_max=message_bytes_max,
             share=self.share,
             counters=self.counters,
-            on_too_big=lambda *_: self.too_big.append(self.intake.messages),
+            on_too_big=lambda *_: self.too_big.append(self.intake.scanner.finished),
             last_words=bytes,
         )
         self.intake.open()
@@ -71,7 +70,7 @@ class Client:
         read = 0
         while data := await self.intake.receive_some(262_144):
             self.passed.append((trio.current_time(), data))
-            while read < self.intake.messages:
+            while read < self.intake.scanner.finished:
                 self.share.release(read)
                 read += 1
         self.share.close()
@@ -121,7 +120,7 @@ def test_a_client_in_real_time_is_never_held_up() -> None:
 
     client = played(talk)
     assert client.counters.pauses == 0
-    assert client.intake.messages == 60 * 50 + 250
+    assert client.intake.scanner.finished == 60 * 50 + 250
     assert all(abs(at * 50 - round(at * 50)) < 1e-6 for at, _ in client.passed)
 
 
@@ -133,7 +132,7 @@ def test_a_flood_is_held_to_the_rate() -> None:
 
     client = played(flood)
     per_s = ALLOWED.messages_per_s_max
-    assert client.intake.messages == 5_000
+    assert client.intake.scanner.finished == 5_000
     for time_s in (0, 1, 5, 20):
         expected = per_s * (BURST_S + time_s)
         assert expected - 8 <= messages_by(client, time_s) <= expected + 1
@@ -173,7 +172,7 @@ def test_a_flood_of_bytes_is_held_to_the_rate() -> None:
     for time_s in (0, 1, 2, 3):
         got = sum(len(data) for at, data in client.passed if at <= time_s)
         assert got <= per_s * (BURST_S + time_s) + 1_100_000
-    assert client.intake.messages == 100
+    assert client.intake.scanner.finished == 100
 
 
 def test_a_flood_of_fragments_or_pings_is_held_to_the_rate() -> None:
@@ -235,11 +234,11 @@ def test_large_messages_share_their_room_and_all_come_in() -> None:
 
     async def run() -> None:
         counters = Counters()
-        room = Budget(4 * LARGE_MESSAGE_BYTES, counters)
+        room = Budget(4 * LARGE_BYTES_MIN, counters)
         clients, held = [Client(room) for _ in range(12)], [0]
 
         async def send(client: Client) -> None:
-            frame = large_frame(3 * LARGE_MESSAGE_BYTES)
+            frame = large_frame(3 * LARGE_BYTES_MIN)
             for start in range(0, len(frame), 500_000):
                 await client.ours.send_all(frame[start : start + 500_000])
                 await trio.sleep(0.1)
@@ -251,8 +250,8 @@ def test_large_messages_share_their_room_and_all_come_in() -> None:
                 for client in clients:
                     nursery.start_soon(client.drain)
                     nursery.start_soon(send, client)
-        assert [client.intake.messages for client in clients] == [1] * 12
-        assert 3 * LARGE_MESSAGE_BYTES < max(held) <= 7 * LARGE_MESSAGE_BYTES
+        assert [client.intake.scanner.finished for client in clients] == [1] * 12
+        assert 3 * LARGE_BYTES_MIN < max(held) <= 7 * LARGE_BYTES_MIN
         assert counters.receiving_bytes == 0
 
     on_virtual_time(run)
@@ -263,19 +262,19 @@ def test_room_comes_back_when_a_message_was_read() -> None:
 
     async def run() -> None:
         counters = Counters()
-        client = Client(Budget(4 * LARGE_MESSAGE_BYTES, counters))
+        client = Client(Budget(4 * LARGE_BYTES_MIN, counters))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(client.drain)
             for _ in range(5):
-                frame = large_frame(3 * LARGE_MESSAGE_BYTES)
+                frame = large_frame(3 * LARGE_BYTES_MIN)
                 await client.ours.send_all(frame[:-1])
                 await trio.sleep(1)
-                assert counters.receiving_bytes >= 2 * LARGE_MESSAGE_BYTES
+                assert counters.receiving_bytes >= 2 * LARGE_BYTES_MIN
                 await client.ours.send_all(frame[-1:])
                 await trio.sleep(1)
                 assert counters.receiving_bytes == 0
             await client.ours.aclose()
-        assert client.intake.messages == 5
+        assert client.intake.scanner.finished == 5
 
     on_virtual_time(run)
 
@@ -284,16 +283,16 @@ def test_small_messages_wait_for_no_video() -> None:
     """Calls would wait for another client's video."""
 
     async def run() -> None:
-        room = Budget(4 * LARGE_MESSAGE_BYTES, Counters())
+        room = Budget(4 * LARGE_BYTES_MIN, Counters())
         blocker = Share(room)
-        await blocker.hold(8 * LARGE_MESSAGE_BYTES)
+        await blocker.hold(8 * LARGE_BYTES_MIN)
         client = Client(room)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(client.drain)
             for _ in range(5):
-                await client.ours.send_all(large_frame(LARGE_MESSAGE_BYTES))
+                await client.ours.send_all(large_frame(LARGE_BYTES_MIN))
             await client.ours.aclose()
-        assert client.intake.messages == 5
+        assert client.intake.scanner.finished == 5
 
     on_virtual_time(run)
 
@@ -303,14 +302,14 @@ def test_unfinished_small_messages_are_counted_and_bounded() -> None:
 
     async def run() -> None:
         counters = Counters()
-        room = Budget(8 * LARGE_MESSAGE_BYTES, counters)
+        room = Budget(8 * LARGE_BYTES_MIN, counters)
         clients = [Client(room) for _ in range(40)]
         async with trio.open_nursery() as nursery:
             for client in clients:
                 nursery.start_soon(client.drain)
-                nursery.start_soon(client.ours.send_all, large_frame(LARGE_MESSAGE_BYTES)[:-1])
+                nursery.start_soon(client.ours.send_all, large_frame(LARGE_BYTES_MIN)[:-1])
             await trio.sleep(1)
-            assert 4 * LARGE_MESSAGE_BYTES < counters.receiving_bytes <= 16 * LARGE_MESSAGE_BYTES
+            assert 4 * LARGE_BYTES_MIN < counters.receiving_bytes <= 16 * LARGE_BYTES_MIN
             assert room.laggards(trio.current_time()) == ()
             await trio.sleep(SMALL_WAIT_S)
             stopped = room.laggards(trio.current_time())
@@ -318,7 +317,7 @@ def test_unfinished_small_messages_are_counted_and_bounded() -> None:
             for share in stopped:
                 share.close()
             await trio.testing.wait_all_tasks_blocked()
-            assert counters.receiving_bytes <= 16 * LARGE_MESSAGE_BYTES
+            assert counters.receiving_bytes <= 16 * LARGE_BYTES_MIN
             nursery.cancel_scope.cancel()
         for client in clients:
             client.share.close()

@@ -15,8 +15,8 @@ from trio.testing import wait_all_tasks_blocked
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect as connect_sync
 
+from runtime.net.connection import WebSocketClosed
 from runtime.net.listener import WebSocketRequest
-from runtime.net.websocket import WebSocketClosed
 from tests.network.transport import (
     SETTLE_S,
     TEXT,

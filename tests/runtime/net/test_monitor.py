@@ -13,11 +13,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from runtime.net.connection import WebSocketClosed, WebSocketStalled
 from runtime.net.http import make_app
-from runtime.net.limits import BURST_S, LARGE_MESSAGE_BYTES, LARGE_WAIT_S, Counters
+from runtime.net.limits import BURST_S, LARGE_BYTES_MIN, LARGE_WAIT_S, Counters
+from runtime.net.link import LATE_S, LEAVE_S, WatchedConnection
 from runtime.net.listener import WebSocketRequest
-from runtime.net.monitor import LATE_S, LEAVE_S, WatchedConnection
-from runtime.net.websocket import WebSocketClosed, WebSocketStalled
 from tests.network.transport import (
     CLOSE,
     PING,
@@ -320,8 +320,8 @@ async def test_a_slow_large_message_does_not_keep_others_out_for_ever(
     """One client that trickles a video would stop all others' for as long as it likes."""
     play, counters = Listens(), Counters()
     allowed = limits(ping_s=0)
-    monkeypatch.setattr("runtime.net.monitor.RECEIVING_BYTES_MAX", 1)
-    frame = raw_frame(TEXT, b"x" * (LARGE_MESSAGE_BYTES + 500_000))
+    monkeypatch.setattr("runtime.net.link.RECEIVING_BYTES_MAX", 1)
+    frame = raw_frame(TEXT, b"x" * (LARGE_BYTES_MIN + 500_000))
     async with (
         serving(play, allowed=allowed, counters=counters) as address,
         raw_client(address) as slow,
@@ -337,19 +337,19 @@ async def test_a_slow_large_message_does_not_keep_others_out_for_ever(
             await pass_time(clock, 12)
         await wait_all_tasks_blocked(SETTLE_S)
         assert counters.dropped == {"slow": 1}
-        assert play.heard == [LARGE_MESSAGE_BYTES + 500_000]
+        assert play.heard == [LARGE_BYTES_MIN + 500_000]
     assert counters.receiving_bytes == 0
 
 
 async def test_an_open_connection_keeps_no_room_of_messages_that_were_read() -> None:
     """Chats that sent a video, and are idle now, would keep others from sending theirs."""
     play, counters = Listens(), Counters()
-    frame = raw_frame(TEXT, b"x" * (2 * LARGE_MESSAGE_BYTES))
+    frame = raw_frame(TEXT, b"x" * (2 * LARGE_BYTES_MIN))
     async with serving(play, counters=counters) as address, raw_client(address) as raw:
         for count in range(1, 4):
             await raw.stream.send_all(frame[:-1])
             await wait_all_tasks_blocked(SETTLE_S)
-            assert counters.receiving_bytes > LARGE_MESSAGE_BYTES
+            assert counters.receiving_bytes > LARGE_BYTES_MIN
             await raw.stream.send_all(frame[-1:])
             await wait_all_tasks_blocked(SETTLE_S)
             assert (len(play.heard), counters.receiving_bytes) == (count, 0)

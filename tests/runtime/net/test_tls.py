@@ -15,10 +15,10 @@ import trio_websocket
 import trustme
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from runtime.net.connection import WebSocketClosed
 from runtime.net.limits import Counters
 from runtime.net.listener import Address, WebSocketRequest
 from runtime.net.tls import RELOAD_S, Certificate, CertificateError
-from runtime.net.websocket import WebSocketClosed
 from runtime.settings.settings import HANDSHAKE_S
 from tests.network.transport import (
     SETTLE_S,

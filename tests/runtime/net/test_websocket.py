@@ -19,11 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from protocol.values.utf8 import KEPT_CHARS, Received, Shortened, Utf8Text, frame_bytes
-from runtime.net.frames import FastMasker
+from protocol.values.utf8 import KEPT_CHARS, Received, Shortened, Utf8Text
+from protocol.wire.codec import frame_bytes
+from runtime.net.connection import WebSocket, WebSocketClosed
 from runtime.net.link import READ_BYTES
 from runtime.net.listener import Address, WebSocketRequest
-from runtime.net.websocket import CLOSE_WAIT_S, WebSocket, WebSocketClosed
+from runtime.net.websocket import CLOSE_WAIT_S, FastMasker
 from tests.network.transport import (
     CLOSE,
     CONTINUATION,

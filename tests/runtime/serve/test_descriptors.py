@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recorder.storage.store import Store
-from runtime.commands.server_process import RUN
+from runtime import RUN
 from runtime.net.limits import ConnectionLimiter, Counters
 from runtime.serve.serving import LOGS_ENDING_MAX, OTHER_FILES, allow
 from tests.live.servers import live_server

@@ -12,10 +12,10 @@ from typing import Final
 import pytest
 import trio
 
-from runtime.net import monitor
+from runtime.net import link
 from runtime.net.limits import Counters
+from runtime.net.link import CHECK_S, ConnectionMonitor
 from runtime.net.memory import HEAP_SPARE_BYTES, importing
-from runtime.net.monitor import CHECK_S, ConnectionMonitor
 from runtime.settings.settings import Settings
 
 FAULTS: Final = """
@@ -100,7 +100,7 @@ def test_memory_is_given_back_while_other_threads_hang(monkeypatch: pytest.Monke
     async def body() -> None:
         given = trio.Event()
         loop = trio.lowlevel.current_trio_token()
-        monkeypatch.setattr(monitor, "give_back", lambda: loop.run_sync_soon(given.set))
+        monkeypatch.setattr(link, "give_back", lambda: loop.run_sync_soon(given.set))
         threads = trio.to_thread.current_default_thread_limiter()
         busy = [object() for _ in range(int(threads.available_tokens))]
         for borrower in busy:

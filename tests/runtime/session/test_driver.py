@@ -20,8 +20,8 @@ from recorder.write.log import SessionLog
 from replay.rerun.logic import replay
 from runtime.model.backends.scripted import Call, ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_chat import tone
+from runtime.net.limits import LARGE_BYTES_MIN
 from runtime.session import driver
-from runtime.session.rate_limiter import LARGE_BYTES_MIN
 from tests.golden.stage import picture
 from tests.runtime.session.test_crash_recovery import taken_up
 from tests.sessions.in_memory import (

@@ -11,7 +11,10 @@ import anyio
 import attrs
 import pytest
 
+from protocol.machine.session import Session
 from protocol.values import effects as ef
+from protocol.values import events as ev
+from protocol.values.behaviour import NEWEST
 from protocol.values.limits import (
     CALL_RESULT_S,
     CALLS_A_MINUTE,
@@ -21,7 +24,7 @@ from protocol.values.limits import (
     TEXTS_A_SECOND,
     TOOLS_MAX,
 )
-from protocol.values.model import Span, Unit, UnitInput
+from protocol.values.model import Opened, Span, Unit, UnitInput
 from recorder.format.format import SUFFIX
 from recorder.format.records import Record
 from recorder.format.steps import steps
@@ -433,6 +436,54 @@ def test_a_client_that_is_back_gets_its_call_and_answers(tmp_path: Path) -> None
     assert result("t1", "nine") in [it for each in inputs.values() for it in each]
 
 
+@pytest.mark.parametrize(
+    ("after_s", "fed_by"), [(0.0, 4), (0.1, 5), (0.3, 5), (0.5, 5), (0.7, 5), (0.9, 5)]
+)
+def test_a_result_is_fed_by_the_next_unit_that_begins(
+    after_s: float, fed_by: int, tmp_path: Path
+) -> None:
+    """One that came before a unit, amid its prefill, speech or silent part, or after it, was lost.
+
+    `after_s`: after the unit's sound; at 0 the result comes before it.
+    """
+
+    def slow(unit: Unit, _seed: int) -> Step:
+        speech = Speaks(text="one moment ", pcm=bytes(96_000))
+        slowly = Step(speech=speech, prefill_s=0.2, generate_s=0.2, silent_s=0.2)
+        return attrs.evolve(slowly, finalize=Call(duration_s=0.2)) if unit.index == 4 else Step()
+
+    async def play(server: World) -> None:
+        peer = await server.activate("audio", tools=[CLOCK])
+        await talk(peer, 4)
+        told = result_frame(await peer.heard("response.tool_call.done"))
+        peer.send(*[told, append_frame()] if after_s == 0 else [append_frame()])
+        await anyio.sleep(after_s)
+        peer.send(*[told] if after_s else [])
+        await anyio.sleep(1 - after_s)
+        await talk(peer, 2)
+        assert not peer.all("error")
+        peer.send(close_frame())
+        await peer.over()
+
+    inputs = fed(run(play, tmp_path, backend={"script": slow}))
+    assert inputs == {3: (started("t1"),), fed_by: (result("t1", "nine"),)}
+
+
+def test_a_result_after_the_end_is_of_no_session(tmp_path: Path) -> None:
+    """A session that was being closed fed it to a unit, or told its client of an error."""
+
+    async def play(server: World) -> None:
+        peer = await server.activate("audio", tools=[CLOCK])
+        await talk(peer, 3)
+        call = await peer.heard("response.tool_call.done")
+        peer.send(append_frame(), close_frame(), result_frame(call))
+        await peer.over()
+        assert peer.kinds[-1] == "session.closed"
+        assert not peer.all("error")
+
+    assert fed(run(play, tmp_path)) == {3: (started("t1"),)}
+
+
 def test_a_fork_closes_the_calls_of_its_past(tmp_path: Path) -> None:
     """Its client never saw them, and the model waited for their results."""
 
@@ -535,6 +586,40 @@ def test_a_wrong_result_is_refused_by_name(frame: str, words: str, tmp_path: Pat
         await peer.over()
 
     assert fed(run(play, tmp_path, is_full=False)) == {}
+
+
+@pytest.mark.parametrize("results", [500, pytest.param(1_000_000, marks=pytest.mark.soak)])
+def test_results_of_calls_that_were_not_made_leave_nothing_behind(results: int) -> None:
+    """A million of them grew the session, or made each later one slower."""
+    limits = ev.SessionLimits(
+        session_s=60, init_wait_s=30, cleanup_wait_s=10, context_tokens=8192, duplex_tools=True
+    )
+    session, _ = Session.open(
+        ev.ConnectionOpened(
+            recording_id="rec-1",
+            created_ms=1,
+            mode="audio",
+            seed=1,
+            limits=limits,
+            recording="off",
+            behaviour=NEWEST,
+        )
+    )
+    session.step(ev.SlotLeased(at_ns=1, lease=1, slot=0))
+    session.step(ev.FrameReceived(at_ns=2, frame=init_frame(tools=[CLOCK])))
+    session.step(ev.BackendOpened(at_ns=3, lease=1, opened=Opened(prompt_length=12)))
+
+    def left() -> dict[str, Any]:
+        keys: dict[str, Any] = session.snapshot()
+        del keys["now_ns"], keys["alive_ns"], keys["frames_sent"], keys["peer"]["received"]
+        return keys
+
+    before, frame = left(), result_frame("call_ffffffffffff", "x" * 1_000)
+    for place in range(results):
+        (sent,) = session.step(ev.FrameReceived(at_ns=4 + place, frame=frame))
+        assert isinstance(sent, ef.Send)
+        assert "no call of this session" in str(sent.frame)
+    assert left() == before
 
 
 def test_a_session_without_a_place_for_events_refuses_them(

@@ -14,12 +14,12 @@ from protocol.machine.session import Session
 from protocol.values.effects import Close, Effect, LeaveQueue, Send
 from protocol.values.events import ConnectionOpened, FrameReceived, SessionLimits
 from recorder.format.errors import LogFailed
-from recorder.format.records import Record
+from recorder.format.records import Fields, Record
 from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder, RecorderPolicy
+from runtime.net.limits import LARGE_BYTES_MIN
 from runtime.session import journal
 from runtime.session.journal import RECORDER_STALL_S, WRITE_WAIT_S, Journal
-from runtime.session.rate_limiter import LARGE_BYTES_MIN
 from tests.recorder.test_samples import PATH, MemoryDisk
 from tests.sessions.in_memory import on_virtual_time
 
@@ -207,6 +207,9 @@ def test_a_step_is_appended_in_one_go() -> None:
         def append(self, *records: Record, urgent: bool) -> None:
             taken.append(tuple(record.seq for record in records))
 
+        async def finish(self, fields: Fields, *, at_ns: int) -> None:
+            pass
+
     kept = Journal(lambda _: cast("SessionLog", Kept()), on_failure=lambda: None)
     opened = FrameReceived(at_ns=0, frame="{}")
     kept.append_event(opened)
@@ -215,7 +218,12 @@ def test_a_step_is_appended_in_one_go() -> None:
     kept.append_effects(session, opened, effects)
     kept.append_effects(session, opened, ())
     kept.append_event(opened)
-    assert taken == [(1,), (2, 3, 4), (5,)]
+    for each in (effects[:1], ()):
+        kept.append_event(opened, is_step=True)
+        kept.append_effects(session, opened, each)
+    kept.append_event(opened, is_step=True)  # a step that breaks off
+    on_virtual_time(lambda: kept.finish(0, {}))
+    assert taken == [(1,), (2, 3, 4), (5,), (6, 7), (8,), (9,)]
 
 
 @pytest.mark.parametrize(

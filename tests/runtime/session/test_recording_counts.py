@@ -10,14 +10,13 @@ import anyio
 import attrs
 import pytest
 
-from protocol.values.model import UNIT_BYTES
-from protocol.values.requests import Append
-from protocol.wire.dialects.realtime import REALTIME
 from recorder.write.log import Loop, SessionLog
 from recorder.write.writer import Durability, Recorder, RecorderPolicy
 from runtime.commands.bench import load_speech
-from runtime.session.identity import SystemIdentities
-from tests.bench.recording import Talker, make_unit
+from runtime.session.setup import SystemIdentities
+from tests.bench.gateway.load import CHOICE, START
+from tests.bench.gateway.material import Coding, make_exchanges
+from tests.bench.recording import BEGIN, Talker, make_unit
 from tests.project.sampling import ONE_LOOP
 from tests.recorder.test_samples import PATH, MemoryDisk, record
 
@@ -28,6 +27,7 @@ SECONDS: Final = 8
 TICK_S: Final = RecorderPolicy().tick_s
 PARTS: Final = 40
 """Of a second: when ticks come, and units of the sessions."""
+BEGINNINGS: Final = {"openai": CHOICE["openai"][0].decode(), "live": START.decode()}
 UNITS: Final = [make_unit(load_speech(), number) for number in range(4)]
 
 
@@ -42,14 +42,19 @@ class HandOvers(deque[SessionLog]):
         super().append(log)
 
 
-def talkers(recorder: Recorder, sessions: int) -> list[Talker]:
+def talkers(recorder: Recorder, sessions: int, coding: Coding = "float32") -> list[Talker]:
     """Begin sessions."""
     found = []
     for number in range(sessions):
         path = PATH.with_name(f"{number}.session.zst")
         open_log = partial(recorder.open, path, {}, at_ns=0)
         found.append(
-            Talker(lambda told, it=open_log: it(on_failure=told), SystemIdentities().draw())
+            Talker(
+                lambda failed, it=open_log: it(on_failure=failed),
+                SystemIdentities().draw(),
+                endpoint="realtime" if coding == "float32" else coding,
+                begin=BEGINNINGS.get(coding, BEGIN),
+            )
         )
     return found
 
@@ -97,18 +102,17 @@ async def test_a_second_of_a_session_is_one_block(
             await talker.finish()
 
 
-async def test_a_second_in_pieces_is_one_block() -> None:
-    """Each piece of 25 ms would wake the thread, or be a block of its own."""
+@pytest.mark.parametrize(("coding", "records"), [("float32", 6), ("openai", 9), ("live", 9)])
+async def test_a_second_in_pieces_is_one_block(coding: Coding, records: int) -> None:
+    """Each piece of 25 ms would wake the thread, or be a block of its own.
+
+    `records`: of a second, besides those of its pieces.
+    """
     disk, now_s = MemoryDisk(), 0.0
-    size = UNIT_BYTES // PARTS
-    pcm = UNITS[0].append.pcm
-    frames = [
-        REALTIME.encode_request(Append(pcm=pcm[at : at + size]))
-        for at in range(0, UNIT_BYTES, size)
-    ]
+    frames = make_exchanges(1)[0].pieces(PARTS, coding)
     last = attrs.evolve(UNITS[0], frame=frames.pop())
     with Recorder(disk=disk, clock=lambda: now_s, inline=True) as recorder:
-        sessions = talkers(recorder, SESSIONS)
+        sessions = talkers(recorder, SESSIONS, coding)
         handed_over = recorder._shared.called_up = HandOvers()
 
         async def second(number: int) -> None:
@@ -129,10 +133,14 @@ async def test_a_second_in_pieces_is_one_block() -> None:
         await second(0)
         await second(1)
         handed_over.count, blocks = 0, recorder.statistics.blocks
+        before = sum(log.next_seq for log in recorder._logs)
         disk.calls.clear()
         for number in range(2, SECONDS):
             await second(number)
         units = SESSIONS * (SECONDS - 2)
+        pieces = PARTS * (2 if coding == "openai" else 1)  # each is searched for speech
+        found = sum(log.next_seq for log in recorder._logs) - before
+        assert found <= units * (pieces + records)
         assert recorder.statistics.blocks - blocks == units
         assert handed_over.count == units
         assert disk.calls.count("write") == units
@@ -165,21 +173,26 @@ async def test_a_unit_wakes_the_thread_once_and_the_loop_once(
     with Recorder(RecorderPolicy(tick_s=1000.0), disk=MemoryDisk()) as recorder:
         (talker,) = talkers(recorder, 1)
         await talker.unit(UNITS[0])
-        changed = recorder._shared.changed
-        wait, run = changed.wait, Loop._run
+        shared, run = recorder._shared, Loop._run
+        bell = shared.bell
 
-        def waited(timeout: float | None = None) -> bool:
-            nonlocal wakes
-            is_notified = wait(timeout)
-            wakes += 1
-            return is_notified
+        class Bell:
+            """Counts how often the thread is woken."""
+
+            locked, release = bell.locked, bell.release
+
+            def acquire(self, timeout: float = -1) -> bool:
+                nonlocal wakes
+                is_rung = bell.acquire(timeout=timeout)
+                wakes += 1
+                return is_rung
 
         def ran(loop: Loop) -> None:
             nonlocal loop_wakes
             loop_wakes += 1
             run(loop)
 
-        monkeypatch.setattr(changed, "wait", waited)
+        monkeypatch.setattr(shared, "bell", Bell())
         monkeypatch.setattr(Loop, "_run", ran)
         with anyio.fail_after(20):
             for number in range(SECONDS):

@@ -24,7 +24,7 @@ from runtime.client.resuming import PASSING_CLOSE_CODES
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.session import journal
 from runtime.session.journal import Journal
-from runtime.session.peer import ClientConnection, Ended, Tokens, hash_of
+from runtime.session.peer import AttachedClient, Ended, Tokens, hash_of
 from tests.sessions.in_memory import Peer, append_frame, close_frame, on_virtual_time, world
 
 
@@ -188,10 +188,10 @@ class Line:
 def test_only_a_greeting_takes_a_token() -> None:
     """A frame that was sent before it took the token, and the client was never greeted."""
     line, others = Line(), ['{"type":"error"}', '{"type":"session.created","text":"$token"}']
-    client = ClientConnection("right", lambda *_: None)  # type: ignore[arg-type, return-value]
+    client = AttachedClient("right", lambda *_: None)  # type: ignore[arg-type, return-value]
     client.first(line)  # type: ignore[arg-type]
     for frame in others:
-        client.send(frame, journal.ready_now)
+        line.send(client.with_token(frame), journal.ready_now)
     client.greet(ef.Attach(frame='{"token":"$token"}', after=-1, before=0), journal.ready_now)
     assert line.sent == [*others, '{"token":"right"}']
 

@@ -1,8 +1,10 @@
-"""What users say is written down by a second model, and no session waits for it."""
+"""What hears users in addition to the model: a detector, which a session waits for, and words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -13,15 +15,24 @@ import pytest
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.model import UNIT_SAMPLES, Unit
+from protocol.values.modes import Mode
+from recorder.format.format import SUFFIX
+from recorder.read.reader import read
+from replay.rerun.logic import replay
+from runtime.media.speech_detector import EnergyJudge, SpeechDetector
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.model.backends.scripted_chat import Transcribed
+from runtime.session import driver
 from runtime.session.speech_input import (
     SECONDS_WAITING_MAX,
     UTTERANCE_S_MAX,
+    SpeechInput,
     Transcriber,
     TranscriptWriter,
 )
-from tests.sessions.in_memory import on_virtual_time
+from tests.golden.openai import say
+from tests.golden.stage import brief
+from tests.sessions.in_memory import Peer, base64, on_virtual_time, world
 
 QUIET = np.zeros(UNIT_SAMPLES, "<f4").tobytes()
 SYLLABLES = np.arange(UNIT_SAMPLES) % 4000 > 800
@@ -185,3 +196,187 @@ def test_a_model_that_does_not_transcribe_is_refused() -> None:
     backend.info = attrs.evolve(backend.info, modes=("audio",))
     with pytest.raises(ValueError, match="does not transcribe"):
         Transcriber(backend)
+
+
+# -- a detector that judges in a thread ------------------------------------------------------------
+
+
+class Slow(EnergyJudge):
+    """Judges in a thread, as a trained detector does."""
+
+    is_slow = True
+
+
+async def after_a_while(work: Callable[[], Any]) -> Any:
+    """Answer after the next messages of a client that sends without a pause."""
+    await anyio.sleep(0.05)
+    return work()
+
+
+Script = Callable[[Peer], Awaitable[None]]
+
+
+def answers(script: Script, judge: type[EnergyJudge], mode: Mode, folder: Path) -> list[Any]:
+    """Run a client of OpenAI's protocol; returns what it is sent."""
+    found: list[Any] = []
+    folder.mkdir()
+
+    async def body() -> None:
+        backend = ScriptedBackend(brief)
+        async with world(backend, record_to=folder, judge=after_a_while) as server:
+            server.server._speech_input = SpeechInput(judge)
+            peer = server.connect(mode, endpoint="openai", label="scripted")
+            await peer.heard("session.created")
+            await script(peer)
+            peer.leave(1000)
+            await server.quiet()
+            found.extend(it for it in peer.events if it["type"] != "rate_limits.updated")  # in time
+
+    on_virtual_time(body)
+    (path,) = folder.glob("*" + SUFFIX)
+    assert replay(read(path)).identical
+    return found
+
+
+def send(peer: Peer, pieces: bytes, size: int) -> None:
+    """Send sound without a pause."""
+    for at in range(0, len(pieces), size):
+        say(peer, "input_audio_buffer.append", audio=base64(pieces[at : at + size]))
+
+
+VOICE = np.tile((np.arange(24_000) % 6000 > 1200) * np.tile([9000, -9000], 12_000), 2)
+UTTERANCE = VOICE.astype("<i2").tobytes() + bytes(48_000)
+"""Two seconds of speech and one of quiet, at 24 kHz."""
+
+
+async def dictates(peer: Peer) -> None:
+    """Two utterances in one moment."""
+    send(peer, UTTERANCE * 2, 4800)
+    await peer.heard("conversation.item.input_audio_transcription.completed", 2)
+
+
+async def asks_behind_sound(peer: Peer) -> None:
+    """A response is asked for right behind speech."""
+    send(peer, UTTERANCE, 4800)
+    say(peer, "response.create")
+    await peer.heard("response.done")
+
+
+async def speaks_in_pieces(peer: Peer) -> None:
+    """Speech in pieces of 40 ms."""
+    send(peer, UTTERANCE, 1920)
+    await peer.heard("input_audio_buffer.speech_stopped")
+
+
+@pytest.mark.parametrize(
+    ("script", "mode"),
+    [(dictates, "transcription"), (asks_behind_sound, "audio"), (speaks_in_pieces, "audio")],
+)
+def test_a_session_waits_for_a_slow_detector(script: Script, mode: Mode, tmp_path: Path) -> None:
+    """Utterances would be empty, responses cancelled, and the detector begin again amid speech."""
+    expected = answers(script, EnergyJudge, mode, tmp_path / "quick")
+    assert answers(script, Slow, mode, tmp_path / "slow") == expected
+
+
+@attrs.define
+class Held:
+    """A judge that answers when it may."""
+
+    is_asked: anyio.Event = attrs.Factory(anyio.Event)
+    may_answer: anyio.Event = attrs.Factory(anyio.Event)
+
+    async def judge(self, work: Callable[[], Any]) -> Any:
+        self.is_asked.set()
+        await self.may_answer.wait()
+        return work()
+
+
+def test_what_waits_for_a_detector_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client would fill the memory while its first piece is judged."""
+    monkeypatch.setattr(driver, "INBOX_BYTES_MAX", 50_000)
+
+    async def body() -> None:
+        held = Held()
+        async with world(judge=held.judge) as server:
+            server.server._speech_input = SpeechInput(Slow)
+            peer = server.connect("audio", endpoint="openai", label="scripted")
+            await peer.heard("session.created")
+            send(peer, UTTERANCE * 10, 24_000)  # each too large to be read with the next
+            await held.is_asked.wait()
+            await anyio.sleep(1)
+            (one,) = server.server._drivers
+            assert 50_000 < one._events.frame_bytes < 50_000 + 2 * 33_000
+            assert len(peer._to_server) > 50
+            held.may_answer.set()
+            await peer.heard("input_audio_buffer.speech_stopped", 10)
+            await anyio.sleep(1)
+            assert (one._events.frame_bytes, peer._to_server) == (0, [])
+            peer.leave(1000)
+            await server.quiet()
+
+    on_virtual_time(body)
+
+
+@pytest.mark.parametrize("is_resumable", [False, True])
+def test_speech_of_the_last_sound_is_found_before_the_end(
+    is_resumable: bool, tmp_path: Path
+) -> None:
+    """Where the client is lost, or another server takes the session up, it would be missing."""
+
+    async def body() -> None:
+        held = Held()
+        async with world(record_to=tmp_path, judge=held.judge, resumable=True) as server:
+            server.server._speech_input = SpeechInput(Slow)
+            peer = server.connect(
+                "audio", endpoint="openai", label="scripted", resumable=is_resumable
+            )
+            await peer.heard("session.created")
+            say(peer, "input_audio_buffer.append", audio=base64(UTTERANCE[:48_000]))
+            await held.is_asked.wait()
+            (one,) = server.server._drivers
+            assert not one.is_idle
+            one.suspend() if is_resumable else peer.vanish()
+            await anyio.sleep(1)
+            held.may_answer.set()
+            await server.quiet()
+
+    on_virtual_time(body)
+    (path,) = tmp_path.glob("*" + SUFFIX)
+    kinds = [record.fields.get("type") for record in read(path)]
+    assert kinds.count("SpeechStarted") == 1
+    assert is_resumable or kinds.index("SpeechStarted") < kinds.index("PeerGone")
+    assert replay(read(path)).identical
+
+
+def test_sessions_share_a_thread_and_nothing_else() -> None:
+    """A fault would end the sessions that wait with it, or one get the speech of another."""
+    threads, found = set[int](), dict[int, list[int]]()
+
+    class Counts(Slow):
+        def judge(self, effect: ef.DetectSpeech) -> list[bool]:
+            threads.add(threading.get_ident())
+            if effect.rate_hz == 8000:
+                raise ZeroDivisionError
+            return super().judge(effect)
+
+    async def session(speech_input: SpeechInput, number: int) -> None:
+        detector = SpeechDetector(speech_input.make_judge)
+        sound = bytes(4800 * number) + UTTERANCE
+        effect = ef.DetectSpeech(
+            at=0, rate_hz=24_000, data=sound, threshold=0.5, silence_ms=500, is_speech=False
+        )
+        events = await speech_input.search(detector, effect, 0)
+        assert events == list(SpeechDetector().detect(effect, 0))
+        found[number] = [it.at_ms for it in events]
+        with pytest.raises(ZeroDivisionError):
+            await speech_input.search(detector, attrs.evolve(effect, rate_hz=8000), 0)
+
+    async def body() -> None:
+        speech_input = SpeechInput(Counts)
+        async with anyio.create_task_group() as tasks:
+            for number in range(8):
+                tasks.start_soon(session, speech_input, number)
+        assert threading.get_ident() not in threads
+
+    anyio.run(body, backend="trio")
+    assert len({*map(tuple, found.values())}) == 8

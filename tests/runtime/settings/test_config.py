@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from runtime.cli import main
 from runtime.serve.serve_command import check, warnings
-from runtime.settings.extras import install
 from runtime.settings.settings import (
     PREFIX,
     RECORDINGS,
@@ -42,10 +41,11 @@ from runtime.settings.sources import (
     to_toml,
     written,
 )
+from tests.project.example_packages import EXAMPLES, install
 
 SETTINGS = declared(Settings)
 BY_NAME = {setting.name: setting for setting in SETTINGS}
-SERVED = Settings(record_to=RECORDINGS, record_refused=False)
+SERVED = Settings(record_to=RECORDINGS, record_refused=False, detector=None)
 """What a server has where nothing is said."""
 NO_FLAGS: Mapping[str, object] = {}
 NO_VARIABLES: Mapping[str, str] = {}
@@ -471,24 +471,30 @@ def test_what_workers_elsewhere_decide_is_not_set_here(given: dict[str, Any]) ->
     assert told.startswith(f"{next(iter(given))}: give it to `antiphon workers start`")
 
 
-def test_workers_on_ray_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server would start without what Ray needs, or with settings that no worker gets."""
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
+def test_a_placement_of_a_package_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server would start without what it needs, or with settings that no worker gets."""
+    (told,) = together(placement="ray")
+    assert told.startswith("placement: no package offers 'ray': choose from auto; ")
+    assert told.endswith("pip install ./examples/ray_placement")
+    install(tmp_path, "ray_placement", EXAMPLES / "ray_placement")
+    monkeypatch.syspath_prepend(tmp_path)
+    (told,) = together(placement="rey")
+    assert told == "placement: no package offers 'rey': choose from auto, ray; did you mean ray?"
     on_ray = partial(together, placement="ray")
     assert on_ray(workers_wanted=8, model="/models/on-the-nodes") == []
-    assert on_ray(workers_wanted=2, workers_max=2, ray_address="head-1:6379") == []
+    assert on_ray(workers_wanted=2, workers_max=2, placement="ray:head-1:6379") == []
     assert on_ray(workers_wanted=3, workers_max=2) == [
         "workers_max: 2 is less than workers_wanted, 3"
     ]
-    assert on_ray(ray_address="ray://head:10001") == [
-        "ray_address: 'ray://head:10001' is neither auto nor HOST:PORT"
+    assert on_ray(placement="ray:ray://head:10001") == [
+        "placement: 'ray://head:10001' is not the HOST:PORT of a Ray cluster"
     ]
     (told,) = on_ray(isolate=True)
-    assert told.startswith("isolate: the workers are on the Ray cluster")
+    assert told == "isolate: leave it out, or placement ray, which has workers of its own"
     (told,) = together(workers_max=2)
-    assert told == "workers_max: it is for workers on a Ray cluster: give placement ray"
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert on_ray() == [f"placement: ray needs the extra: {install('ray')}"]
+    assert told == "workers_max: it is for a placement that starts workers, such as ray"
 
 
 def test_what_is_named_is_looked_for(tmp_path: Path) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, cast
 
@@ -12,8 +11,7 @@ import attrs
 from protocol.machine.session import Session
 from protocol.values import events as ev
 from protocol.values.errors import LocalProtocolError
-from runtime.telemetry.catalogue import Metric
-from runtime.telemetry.meters import Meter, ModeInstruments
+from runtime.telemetry.meters import Key, Meter, ModeInstruments, Series
 from tests.protocol.test_likeness import events_in
 from tests.protocol.test_quiet import is_whole, with_pieces
 from tests.test_golden import LOGS
@@ -22,18 +20,23 @@ HEARD_MIN = 1000
 """Messages that must have been heard together, or nothing was tried."""
 
 
-class Noted:
-    """Stands for the books of a mode."""
+class Noted(dict[Key, Series]):
+    """Stands for the instruments of a mode."""
 
     def __init__(self) -> None:
-        self.added = Counter[tuple[str, tuple[str, ...]]]()
-        self.observed: list[tuple[str, tuple[str, ...], float]] = []
+        super().__init__()
+        self.observed: list[tuple[Key, float]] = []
 
-    def add(self, metric: Metric, *labels: str, amount: float = 1.0) -> None:
-        self.added[metric.name, labels] += amount  # type: ignore[assignment]
+    def __missing__(self, key: Key) -> Series:
+        series = self[key] = Series(())
+        return series
 
-    def observe(self, metric: Metric, value: float, *labels: str) -> None:
-        self.observed.append((metric.name, labels, value))
+    def observe(self, values: Mapping[Key, float]) -> None:
+        self.observed += values.items()
+
+    @property
+    def added(self) -> dict[Key, float]:
+        return {key: series.total for key, series in self.items()}
 
 
 @attrs.define

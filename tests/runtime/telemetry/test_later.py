@@ -10,7 +10,8 @@ import pytest
 from protocol.machine.session import Session
 from protocol.values import events as ev
 from runtime.telemetry import catalogue as c
-from runtime.telemetry.metrics import BYTES_MAX, STEPS_MAX, DeferredMeter, Metrics
+from runtime.telemetry.meters import BYTES_MAX, STEPS_MAX, DeferredMeter
+from runtime.telemetry.metrics import Metrics
 from tests.sessions.chatting import opened, question
 from tests.sessions.telemetry import Figures
 

@@ -16,19 +16,18 @@ from hypothesis import strategies as st
 
 from protocol.values.model import Unit
 from runtime.model.backends.scripted import ScriptedBackend, Step
+from runtime.session.model_calls import name_unit
 from runtime.telemetry.logs import (
     FIELDS_MAX,
     REPEATED_MAX,
     TEXT_CHARS_MAX,
     Format,
-    SessionsLogger,
     bound_session,
     configure,
-    name_unit,
     printable,
 )
 from runtime.telemetry.metrics import Metrics
-from runtime.telemetry.setup import Hub
+from runtime.telemetry.watchers import Hub, SessionsLogger
 from tests.sessions.in_memory import append_frame, close_frame, init_frame, on_virtual_time
 from tests.sessions.telemetry import Figures, watched
 from tests.simulation.test_simulation_chat import prepare_frame

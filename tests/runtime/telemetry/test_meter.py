@@ -18,8 +18,7 @@ from protocol.values.events import Event, UnitDone
 from protocol.values.messages import Closed, ErrorReport, ServerMessage
 from protocol.values.model import Unit
 from protocol.values.modes import Mode
-from protocol.wire.dialects import DIALECTS
-from protocol.wire.dialects.opening import OPENING
+from protocol.wire.dialects import DIALECTS, OPENING
 from runtime.model.backends.scripted import Call, ScriptedBackend, Step
 from runtime.model.backends.scripted_chat import Answer
 from runtime.telemetry.catalogue import BROKEN_OFF

@@ -25,8 +25,8 @@ from runtime.net.limits import Counters
 from runtime.slots.pool import PoolCounts
 from runtime.slots.workers import WorkersStatistics
 from runtime.telemetry import catalogue, metrics
-from runtime.telemetry.meters import DEADLINE_NS, Instruments
-from runtime.telemetry.metrics import Backlog, Counted, Metrics
+from runtime.telemetry.meters import DEADLINE_NS, Backlog, Instruments, ModeInstruments
+from runtime.telemetry.metrics import Counted, Metrics
 from runtime.telemetry.watching import ServerStatus, SessionStatus
 from tests.sessions.telemetry import Figures
 
@@ -187,9 +187,8 @@ def test_a_histogram_holds_what_was_observed(values: list[float]) -> None:
     """Every quantile that is drawn would be wrong."""
     metric = catalogue.CHUNK_SECONDS
     made = Instruments()
-    series = made.series(metric)
     for value in values:
-        series.observe(value)
+        ModeInstruments(made, "transcription").observe({metric: value})
     family = next(one for one in Counted(made, Backlog()).collect() if one.name == metric.name)
     samples = {(one.name, one.labels.get("le")): one.value for one in family.samples}
     for bound in metric.buckets:

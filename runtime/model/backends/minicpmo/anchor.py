@@ -41,7 +41,7 @@ from ..streams import Anchoring, Extended, FinishReason, Part, Sampled, Sampling
 from .audio import Hearing, MelCarry, samples_of
 from .chat_prompt import Words
 from .config import ModelConfig
-from .machine import InSlot, Machine
+from .runner import InSlot, ModelRunner
 from .sampling import Candidates, decide_plain, draws
 from .state import EMBEDDED, feed_blocks
 from .tokens import TextStream, Tokens
@@ -149,14 +149,14 @@ class Anchor(InSlot):
 
     def __init__(
         self,
-        machine: Machine,
+        runner: ModelRunner,
         tokens: Tokens,
         anchoring: Anchoring,
         slot: int,
         *,
         forbidden: Sequence[int] = (),
     ) -> None:
-        super().__init__(machine, tokens, slot, "open")
+        super().__init__(runner, tokens, slot, "open")
         self._anchoring, self._forbidden = anchoring, (*forbidden, *tokens.unchatted)
         self.length = self.chunks = 0
         self._carried: tuple[int, ...] = ()
@@ -370,8 +370,8 @@ class Transcript(InSlot):
 
     kind: ClassVar[str] = "transcription"
 
-    def __init__(self, machine: Machine, tokens: Tokens, slot: int) -> None:
-        super().__init__(machine, tokens, slot, "open")
+    def __init__(self, runner: ModelRunner, tokens: Tokens, slot: int) -> None:
+        super().__init__(runner, tokens, slot, "open")
         ids = tokens.ids
         self._head = TokenIds(ids=opening_ids(tokens))
         # Only text is decided: other tokens have no meaning here.

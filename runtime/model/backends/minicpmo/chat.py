@@ -42,7 +42,7 @@ from .audio import samples_of
 from .chat_prompt import Clip, Prompt, Slice, Words, lay_out
 from .checkpoint import CODES_A_UNIT, Parts
 from .logits import CodeLogits
-from .machine import InSlot, Machine
+from .runner import InSlot, ModelRunner
 from .sampling import Candidates, decide_chat, decide_chat_code, draws
 from .state import EMBEDDED, feed_blocks
 from .tokens import TextStream, Tokens
@@ -89,8 +89,8 @@ class ChatTurn(InSlot):
 
     kind: ClassVar[str] = "turn"
 
-    def __init__(self, machine: Machine, tokens: Tokens, slot: int) -> None:
-        super().__init__(machine, tokens, slot, "new")
+    def __init__(self, runner: ModelRunner, tokens: Tokens, slot: int) -> None:
+        super().__init__(runner, tokens, slot, "new")
         self._turn: md.Turn
         self._name = "a turn"
         self._prompt: Prompt
@@ -201,7 +201,7 @@ class ChatTurn(InSlot):
 
         with self._wiped_on_failure(f"the answer of {self._name}"):
             answer = Answer(
-                machine=self._machine,
+                runner=self._machine,
                 tokens=self._tokens,
                 turn=self._turn,
                 slot=self._slot,
@@ -265,7 +265,7 @@ class Answer:
         held: ids that may belong to a call, with their hidden states.
     """
 
-    machine: Machine
+    runner: ModelRunner
     tokens: Tokens
     turn: md.Turn
     slot: int
@@ -288,7 +288,7 @@ class Answer:
         """Answer to the end or the cut, from the output of the prefill's last row."""
         began = time.perf_counter_ns()
         first.logits.whole()  # On the device they would keep the batch's memory.
-        config, limit = self.turn.config, self.machine.config.context_limit
+        config, limit = self.turn.config, self.runner.config.context_limit
         numbers = draws(self.turn.seed, self.turn.index, "chat", config.max_new_tokens)
         stream, fed, waiting = TextStream(self.tokens), first, list[tuple[int, Tensor]]()
         reason: md.StopReason = "length"
@@ -358,7 +358,7 @@ class Answer:
         return fed.logits.settle(rule)
 
     def _feed(self, token: int) -> Steps[Fed]:
-        rows = self.machine.parts.embed((token,))
+        rows = self.runner.parts.embed((token,))
         fed: Fed = yield Feed(slot=self.slot, start=self.length, rows=rows)
         self.length += 1
         return fed

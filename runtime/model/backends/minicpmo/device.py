@@ -191,7 +191,7 @@ class StoreShape:
 
 
 def stores(config: ModelConfig) -> Mapping[str, StoreShape]:
-    """The caches of every session in `Machine`: `llm`, `tts` and `audio`."""
+    """The caches of every session in `ModelRunner`: `llm`, `tts` and `audio`."""
     llm, llama, audio = config.llm, config.tts.llama, config.audio
     return {
         "llm": StoreShape(
@@ -277,7 +277,7 @@ def plan(
 ) -> MemoryPlan:
     """Plan the memory of a model; `voices.planned` adds that of a published voice.
 
-    `context_percent`: see `Machine`. `ValueError`: see `quantized.chosen`.
+    `context_percent`: see `ModelRunner`. `ValueError`: see `quantized.chosen`.
     """
     how = chosen(config.quantization, quantize)
     parameters, weights = dict[str, int](), dict[str, int]()

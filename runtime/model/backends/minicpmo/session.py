@@ -34,9 +34,9 @@ from .audio import samples_of
 from .checkpoint import CODES_A_UNIT
 from .device import pin
 from .logits import TokenLogits
-from .machine import Machine, failing
+from .runner import ModelRunner, failing
 from .sampling import Candidates, Teacher, draws, fed_max
-from .slots import LaneRun
+from .slot_layout import SilentRun
 from .tokens import Tokens
 from .unit import Pictures, Setting, UnitRun, input_hash
 from .vision import Slicing, read_jpeg
@@ -64,12 +64,12 @@ Phase = Literal["new", "ready", "ran", "failed", "collected", "lost", "released"
 class SteppedSession:
     """One session in one slot, which must be empty; its generators never overlap."""
 
-    def __init__(self, machine: Machine, tokens: Tokens, opening: md.Opening, slot: int) -> None:
-        self._machine, self._opening = machine, opening
+    def __init__(self, runner: ModelRunner, tokens: Tokens, opening: md.Opening, slot: int) -> None:
+        self._machine, self._opening = runner, opening
         self._tokens = tokens.for_session(opening.tools)
         self._takes_events = self._tokens is tokens
         self._slot = slot
-        self._slicing = Slicing.of(machine.config.vision)
+        self._slicing = Slicing.of(runner.config.vision)
         self._setting: Setting
         self._state: states.SessionState
         self._before: states.SessionState
@@ -230,7 +230,7 @@ class SteppedSession:
         self._phase = "lost"  # Until it is complete: a window may have moved keys and values.
         silent: md.Silent | None = None
         fed: tuple[int, ...] = (self._last(interrupted=interrupted), self._tokens.ids.unit_end)
-        before, run = self._state, self._lane(self._state)
+        before, run = self._state, self._silent_run(self._state)
         if run is None:
             yield from self._feed_ids(fed)
         else:
@@ -266,14 +266,14 @@ class SteppedSession:
             return ids.chunk_eos if self._spoke else ids.listen
         return ids.chunk_eos if interrupted else self._terminator
 
-    def _lane(self, state: states.SessionState) -> LaneRun | None:
+    def _silent_run(self, state: states.SessionState) -> SilentRun | None:
         """The silent part of the last unit; None if the layout has none."""
         if self._tokens.slots is None:
             return None
-        return LaneRun(self._tokens.slots, state.lane, self._opening.tools, self._spoke)
+        return SilentRun(self._tokens.slots, state.silent_state, self._opening.tools, self._spoke)
 
     def _decide_silently(
-        self, run: LaneRun, waiting: tuple[int, ...], recorded: md.Silent | None, *, forced: bool
+        self, run: SilentRun, waiting: tuple[int, ...], recorded: md.Silent | None, *, forced: bool
     ) -> Steps[tuple[int, ...]]:
         """Decide the silent part up to its end; return the ids that are not fed yet."""
         config, index = self._opening.config, self._running
@@ -308,7 +308,7 @@ class SteppedSession:
         return fed
 
     def _closed(
-        self, state: states.SessionState, count: int, run: LaneRun | None, *, interrupted: bool
+        self, state: states.SessionState, count: int, run: SilentRun | None, *, interrupted: bool
     ) -> states.SessionState:
         """The state after the `count` ids that close a unit are fed."""
         length = state.length + count
@@ -323,7 +323,7 @@ class SteppedSession:
             speech=speech,
             overwritten=None,
             text_ids=(),
-            lane=state.lane if run is None else run.left(),
+            silent_state=state.silent_state if run is None else run.left(),
         )
 
     def _slide(self) -> Steps[None]:
@@ -405,19 +405,24 @@ class SteppedSession:
         self._running, self._terminator = unit.index, run.terminator
         self._spoke = bool(run.fed)
         fed: tuple[int, ...] = (self._last(interrupted=past.interrupted), self._tokens.ids.unit_end)
-        lane = self._lane(run.state)
-        if lane is not None:
+        silent_state = self._silent_run(run.state)
+        if silent_state is not None:
             with failing(f"unit {unit.index}"):
-                lane.repeat(past.silent or UNDECIDED)
-            fed = (*fed[:1], *lane.opening(), *lane.decided, *lane.closing())
-        state = self._closed(run.state, len(fed), lane, interrupted=past.interrupted)
+                silent_state.repeat(past.silent or UNDECIDED)
+            fed = (
+                *fed[:1],
+                *silent_state.opening(),
+                *silent_state.decided,
+                *silent_state.closing(),
+            )
+        state = self._closed(run.state, len(fed), silent_state, interrupted=past.interrupted)
         self._waiting.rows += [*run.rows, self._machine.parts.embed(fed)]
         self._before = self._state = state
         limit, window = self._machine.config.context_limit, self._opening.config.sliding_window
         if states.slid(state.layout, self._tokens, window, limit) is not state.layout:
             yield from self._waiting.feed(state.length, is_last=True)
             yield from self._slide()
-        silent = None if lane is None else lane.silent()
+        silent = None if silent_state is None else silent_state.silent()
         return md.Finalized(
             index=unit.index, kv_length=self._state.length, fed_ids=fed, silent=silent
         )

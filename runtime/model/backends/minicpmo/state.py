@@ -32,8 +32,8 @@ from ..base import BackendRefused, ContextFull
 from ..call_format import check_parameters
 from .attention import Kept
 from .audio import MelCarry, samples_of
-from .machine import Machine
-from .slots import EVENTS_MAX, Lane
+from .runner import ModelRunner
+from .slot_layout import EVENTS_MAX, SilentState
 from .tokens import Tokens
 from .vocoder import Voicing
 from .work import Fed, Feed, Recall, Steps
@@ -100,7 +100,7 @@ class SessionState:
         history: decided ids, for the repetition penalty.
         text_ids: text ids of the current or last unit.
         has_seen: a unit had a picture (in slots).
-        lane: where the last silent part left off (in slots).
+        silent_state: where the last silent part left off (in slots).
     """
 
     layout: Layout
@@ -113,7 +113,7 @@ class SessionState:
     speech: Speech = Speech()
     text_ids: tuple[int, ...] = ()
     has_seen: bool = False
-    lane: Lane = attrs.field(factory=Lane)
+    silent_state: SilentState = attrs.field(factory=SilentState)
 
     def but(self, **changes: Any) -> SessionState:
         """Return the state with some attributes replaced."""
@@ -159,13 +159,13 @@ def feed_blocks(
     return fed
 
 
-def prefill(machine: Machine, tokens: Tokens, opening: Opening, slot: int) -> Steps[Prefilled]:
+def prefill(runner: ModelRunner, tokens: Tokens, opening: Opening, slot: int) -> Steps[Prefilled]:
     """Feed the prompt into an empty slot.
 
     `ContextFull`: the prompt does not fit; nothing was fed. `BackendError`: the reference audio is
     malformed, or the tools cannot be offered.
     """
-    parts = machine.parts
+    parts = runner.parts
     voice, embed, limit = opening.voice.llm_pcm, parts.embed, parts.config.context_limit
     _check_tools(opening, tokens)
     laid_out = _prompt(tokens, opening)
@@ -175,7 +175,7 @@ def prefill(machine: Machine, tokens: Tokens, opening: Opening, slot: int) -> St
         raise ContextFull(f"the prompt does not fit {limit} tokens")
     if opening.tools and words + pooled > limit // TOOLS_SHARE:
         raise BackendRefused(f"tools: with them the prompt has {words + pooled} of {limit} tokens")
-    machine.reserve(slot, words + pooled, is_new=True)
+    runner.reserve(slot, words + pooled, is_new=True)
     rows, fed = [], list[int]()
     for part in laid_out:
         if part is None:
@@ -254,15 +254,15 @@ def slid(layout: Layout, tokens: Tokens, window: SlidingWindow, limit: int) -> L
 
 
 def slide(
-    machine: Machine, tokens: Tokens, slot: int, state: SessionState, window: SlidingWindow
+    runner: ModelRunner, tokens: Tokens, slot: int, state: SessionState, window: SlidingWindow
 ) -> Steps[SessionState]:
     """Apply a window after a unit was finalized; the layout must cover the whole slot."""
     layout = state.layout
     assert layout.length == state.length, (layout.length, state.length)
-    after = slid(layout, tokens, window, machine.config.context_limit)
+    after = slid(layout, tokens, window, runner.config.context_limit)
     if after is layout:
         return state
-    yield from _move(machine, slot, layout, after)
+    yield from _move(runner, slot, layout, after)
     return state.but(layout=after, length=after.length)
 
 
@@ -287,9 +287,9 @@ def _context(layout: Layout, room: int, tokens: Tokens) -> Layout:
     return layout
 
 
-def _move(machine: Machine, slot: int, before: Layout, after: Layout) -> Steps[None]:
+def _move(runner: ModelRunner, slot: int, before: Layout, after: Layout) -> Steps[None]:
     """Make the slot hold `after`, whose units are the last ones of `before`."""
-    store, parts = machine.llm, machine.parts
+    store, parts = runner.llm, runner.parts
     new = after.prompt
     old = before.length - (after.length - new)
     kept = store.take(slot, old, before.length)

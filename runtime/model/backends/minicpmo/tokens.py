@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 
 from protocol.values.model import Tool
 
-from .slots import NEW, OLDER, Slots, read_policy
+from .slot_layout import NEW, OLDER, SlotLayout, read_policy
 
 # -- the words of a chat template that offer tools ----------------------------------------------
 
@@ -199,7 +199,7 @@ class Tokens:
         older.slots, older.forbidden = None, tuple(sorted({*self.forbidden, *self.unchatted}))
         return older
 
-    def _slots(self, raw: str, folder: Path) -> Slots | None:
+    def _slots(self, raw: str, folder: Path) -> SlotLayout | None:
         ids = {name: self.find(name) for name in (*NEW, *OLDER)}
         first = ids[NEW[0]]
         if first is None or any(ids[name] != first + i for i, name in enumerate(NEW)):
@@ -214,7 +214,7 @@ class Tokens:
             found: list[int] = plain.encode(text, add_special_tokens=False).ids
             return found
 
-        return Slots(
+        return SlotLayout(
             ids=known,
             encode=encode,
             decode=self.decode,

@@ -86,7 +86,7 @@ def changed(folder: Path, tmp_path: Path) -> Path:
 
 def published(model: DuplexModel) -> Vocoder:
     """What computes the model's voice."""
-    voice = model.machine.vocoder
+    voice = model.runner.vocoder
     assert isinstance(voice, PublishedVoice)
     return voice._vocoder
 
@@ -202,7 +202,7 @@ def test_a_voice_that_lost_its_place_sounds_the_same(folder: Path) -> None:
     wide = load(folder, slots=8)
     company = [(slot, 0, [caller(4 * slot, 3)]) for slot in range(6)]
     heard = together(wide, company, 64)
-    vocoder = wide.machine.vocoder
+    vocoder = wide.runner.vocoder
     assert isinstance(vocoder, PublishedVoice)
     vocoder._vocoder._voices_max = 1
     assert together(wide, company, 64) == heard
@@ -234,7 +234,7 @@ def test_a_voice_for_each_session_takes_what_is_planned(folder: Path) -> None:
     count, before = sample(64, 12), caches()
     model = load(folder, slots=count)
     here, what = torch.device("cpu"), torch.float32
-    needs = planned(plan(model.machine.config, what), folder / VOCODER, what, here, STEPS)
+    needs = planned(plan(model.runner.config, what), folder / VOCODER, what, here, STEPS)
     kept = list[int]()
     for generation in range(2):
         sessions = list[SteppedSession]()
@@ -248,7 +248,7 @@ def test_a_voice_for_each_session_takes_what_is_planned(folder: Path) -> None:
             session.release()
     assert kept[0] > 0.4 * count * needs.session_bytes["vocoder"]
     assert max(kept) <= count * needs.session_bytes["vocoder"]
-    vocoder = model.machine.vocoder
+    vocoder = model.runner.vocoder
     assert isinstance(vocoder, PublishedVoice)
     assert len(vocoder._vocoder._voices) == count
 
@@ -292,7 +292,7 @@ def test_the_first_sound_of_an_answer_comes_sooner(model: DuplexModel) -> None:
 
 def test_a_session_without_reference_has_the_default_voice(model: DuplexModel) -> None:
     """A client that sends no voice would be answered in text alone."""
-    vocoder = model.machine.vocoder
+    vocoder = model.runner.vocoder
     assert isinstance(vocoder, PublishedVoice)
     own, default = vocoder.open(reference_pcm(7)), vocoder.open(np.zeros(0, np.float32))
     assert own is not None
@@ -336,7 +336,7 @@ def test_reference_sounds_that_are_kept_are_bounded(
 ) -> None:
     """A server would grow with every voice that a client makes up."""
     monkeypatch.setattr(voices, "REFERENCES_MAX", 3)
-    vocoder = model.machine.vocoder
+    vocoder = model.runner.vocoder
     assert isinstance(vocoder, PublishedVoice)
     kept = [vocoder.open(reference_pcm(number, 0.5)) for number in range(5)]
     assert len(vocoder._read) == 3
@@ -366,7 +366,7 @@ def test_what_is_computed_together_is_not_exact(
     model: DuplexModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU a session's sound would be promised that depends on its neighbours."""
-    vocoder = model.machine.vocoder
+    vocoder = model.runner.vocoder
     assert isinstance(vocoder, PublishedVoice)
     assert vocoder._vocoder.repeats()
     steps = random_voice.vocoder(sizes=(1, 4))
@@ -524,4 +524,4 @@ def _no_session_is_left(model: DuplexModel) -> Iterator[None]:
     """Release what a failed opening left."""
     yield
     for slot in range(SLOTS):
-        model.machine.clear(slot)
+        model.runner.clear(slot)

@@ -1,1 +1,0 @@
-"""Shrinking: the smallest log on which a command still fails."""

@@ -1,0 +1,1 @@
+"""The package of `examples/llama_omni`, against a llama.cpp-omni server of these tests."""

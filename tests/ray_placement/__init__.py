@@ -1,0 +1,1 @@
+"""The package of `examples/ray_placement`, with a cluster of these tests."""
