@@ -58,6 +58,7 @@ def test_every_number_is_one(found: dict[str, Any]) -> None:
     assert all(math.isfinite(number) and number >= 0 for number in numbers(found))
 
 
+@pytest.mark.soak  # each log of the other tests is replayed.
 def test_a_log_of_the_run_is_replayed(found: dict[str, Any]) -> None:
     """The speed is that of some other log, or of one that does not replay."""
     replay = found["replay"]

@@ -121,6 +121,7 @@ def test_nothing_is_computed_twice(flat: FlatResult) -> None:
     assert flat.last_of_first_step > 0
 
 
+@pytest.mark.soak  # `test_nothing_is_computed_twice` has the same stream.
 def test_history_that_is_computed_again_is_found(
     model: DuplexModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

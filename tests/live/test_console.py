@@ -520,6 +520,7 @@ def test_recordings_are_sorted(console: Console) -> None:
     assert again == sorted(seconds)
 
 
+@pytest.mark.soak  # `test_recordings_are_sorted` has those of one page.
 def test_recordings_of_all_pages_are_sorted(tab: Tab, tmp_path: Path) -> None:
     """The oldest of a thousand would be the oldest of the newest fifty."""
     for number in range(COPIES):
@@ -676,6 +677,7 @@ def test_an_admin_drains(tab: Tab, tmp_path: Path) -> None:
         tab.open("about:blank")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_fits_and_has_names(console: Console, page: str) -> None:
     """Nothing is wider than the window, and all can be used by keyboard and screen reader."""

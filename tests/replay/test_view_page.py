@@ -429,6 +429,7 @@ def long_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record_long(tmp_path_factory.mktemp("long"), LONG_UNITS)
 
 
+@pytest.mark.soak  # times of a browser, which are true only where nothing else runs.
 def test_ten_minutes_are_quick(tab: Tab, long_log: Path, tmp_path: Path) -> None:
     """A full session's page would be too large to send, slow to open, or stutter."""
     page = write_page(long_log, tmp_path)

@@ -88,7 +88,7 @@ async def until(session: ClientSession, kind: type | tuple[type, ...]) -> None:
     async for message in session:
         if isinstance(message, kind):
             return
-    raise AssertionError(f"no {kind}: {session.closed}")
+    raise AssertionError(f"no {kind}: {session._websocket.closed}")
 
 
 async def _duplex(session: ClientSession, rng: random.Random, model: str) -> None:

@@ -212,6 +212,7 @@ def whole(turn: ChatTurn, asked: Turn, chunks: list[TurnChunk]) -> Any:
     return result
 
 
+@pytest.mark.soak  # `test_engine_chat.py` has chats and sessions at once.
 def test_a_turn_is_the_same_alone_and_in_company(model: DuplexModel) -> None:
     """What one client is told would depend on who else is served (B8)."""
     short = said("user", "the lazy dog")  # Two prompts of one length meet in a batch.

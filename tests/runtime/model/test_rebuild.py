@@ -292,6 +292,7 @@ def seconds(count: int) -> list[Second]:
     ]
 
 
+@pytest.mark.soak  # `test_a_rebuilt_session_goes_on_with_the_same_bits` draws where.
 @pytest.mark.parametrize(("models", "recorded"), LOST, indirect=True)
 def test_wherever_a_session_is_lost_it_goes_on(
     models: tuple[DuplexModel, DuplexModel], recorded: tuple[Opening, list[Done]]

@@ -370,6 +370,7 @@ async def answered(
     return (attrs.evolve(prefill, cost_us=0), *rest, attrs.evolve(result, costs=Costs()))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 @pytest.mark.parametrize("cut", [None, 3])
 @pytest.mark.parametrize("number", [0, 1])
