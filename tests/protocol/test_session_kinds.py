@@ -23,7 +23,7 @@ from protocol.wire.dialects import DIALECTS, MODES_OF
 
 ROOT: Final = Path(__file__).parents[2]
 MACHINE: Final = (
-    *("core", "input", "kind", "peer", "reception", "session", "setup", "slot", "sound"),
+    *("core", "duplex", "input", "kind", "peer", "reception", "session", "slot", "sound"),
     "unit_loop",
 )
 ANSWERED_BY_THE_SESSION: Final = {ev.ConnectionOpened, CloseRequest, Played, Report}
