@@ -56,8 +56,22 @@ def test_promises_are_kept_whole() -> None:
 
 
 def test_of_costly_cases_two_are_chosen() -> None:
-    """Six cases of a second each take as long as a thousand quick ones."""
+    """Four cases of a second each take as long as hundreds of quick ones."""
     assert len(sampled(cases("a", CASES_MIN, "costly") + cases("b", 1, "costly"))[0]) == 3
+
+
+def test_a_case_of_two_loops_runs_on_one() -> None:
+    """Most of what does not depend on the loop runs twice, or one of the two is never tried."""
+    names = [f"tests/test_it.py::{name}" for name in ("a", "b", "c", "d")]
+    every = [
+        Case(f"{name}[{loop}{case}]")
+        for name in names
+        for loop in ("asyncio", "trio")
+        for case in ("", "-1", "-2")
+    ]
+    chosen = [it.nodeid for it in sampled(cast("list[pytest.Item]", every))[0]]
+    assert len(chosen) == len(names) * 3
+    assert {"asyncio" in name for name in chosen} == {True, False}
 
 
 def test_the_golden_logs_are_promises(pytestconfig: pytest.Config) -> None:

@@ -37,7 +37,7 @@ from runtime.link.address import read_address
 from runtime.link.backend import WorkerBackend, connect
 from runtime.link.hello import read_token
 from runtime.model.backends.base import BackendError, BackendGone, BackendRefused
-from runtime.placement.placement import StderrLog, model_options, trusting
+from runtime.serve.placement import StderrLog, model_options, trusting
 from runtime.settings.settings import Settings, shown
 from runtime.slots.workers import RETRY_S, RETRY_S_MAX, NewPlace, Place, Workers
 

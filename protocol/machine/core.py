@@ -24,30 +24,13 @@ from ..values.messages import RecordingState
 from ..values.requests import Voice, VoiceName
 
 LIFE_TIMERS: Final[tuple[ev.TimerName, ...]] = (
-    "session",
-    "init",
-    "idle",
-    "pause",
-    "watchdog",
-    "rebuild",
-    "detach",
-    "resume",
-    "silence",
-    "quiet",
-    "calls",
+    *("session", "init", "idle", "pause", "watchdog", "rebuild"),
+    *("detach", "resume", "silence", "quiet", "calls"),
 )
 """Timers that bound a session's life, and end with it."""
 SIGNS_OF_LIFE: Final = (
-    ev.BackendOpened,
-    ev.Rebuilt,
-    ev.UnitDone,
-    ev.UnitFailed,
-    ev.FinalizeDone,
-    ev.RollbackDone,
-    ev.TurnPrefilled,
-    ev.TurnProgress,
-    ev.ChunkDone,
-    ev.ChunkFailed,
+    *(ev.BackendOpened, ev.Rebuilt, ev.UnitDone, ev.UnitFailed, ev.FinalizeDone),
+    *(ev.RollbackDone, ev.TurnPrefilled, ev.TurnProgress, ev.ChunkDone, ev.ChunkFailed),
 )
 """Events that show that the model goes on; the next call may follow in the same step."""
 

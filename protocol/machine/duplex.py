@@ -291,6 +291,8 @@ DUPLEX_HANDLERS: Final[Handlers] = {
     ev.RollbackFailed: attrgetter("loop.rollback_failed"),
     ev.MediaDecoded: attrgetter("setup.media_decoded"),
     ev.MediaRejected: attrgetter("setup.media_rejected"),
+    ev.SpeechStarted: attrgetter("loop.speech_started"),
+    ev.SpeechStopped: attrgetter("loop.speech_stopped"),
 }
 """The events of every kind with these parts."""
 
@@ -394,8 +396,6 @@ class Duplex(DuplexKind):
         Pause: attrgetter("pause"),
         Resume: attrgetter("resume"),
         ev.Forked: attrgetter("setup.forked"),
-        ev.SpeechStarted: attrgetter("loop.speech_started"),
-        ev.SpeechStopped: attrgetter("loop.speech_stopped"),
         ev.UserTranscribed: attrgetter("user_transcribed"),
     }
 

@@ -69,8 +69,6 @@ class Live(DuplexKind):
         ToolResult: attrgetter("loop.tools.returned"),
         oa.Respond: attrgetter("respond"),
         ev.Forked: attrgetter("setup.forked"),
-        ev.SpeechStarted: attrgetter("loop.speech_started"),
-        ev.SpeechStopped: attrgetter("loop.speech_stopped"),
         ev.UserTranscribed: attrgetter("user_transcribed"),
     }
 

@@ -73,8 +73,6 @@ class Omni(DuplexKind):
         oa.DeleteItem: attrgetter("conversation.delete_item"),
         oa.RetrieveItem: attrgetter("conversation.retrieve_item"),
         oa.TruncateItem: attrgetter("conversation.truncate_item"),
-        ev.SpeechStarted: attrgetter("loop.speech_started"),
-        ev.SpeechStopped: attrgetter("loop.speech_stopped"),
         ev.UserTranscribed: attrgetter("conversation.user_transcribed"),
     }
 

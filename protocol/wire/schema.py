@@ -7,7 +7,7 @@ examples of a server's message are as its dialect writes it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, get_args, get_type_hints
 
 import attrs
@@ -27,6 +27,7 @@ from .table import (
     Object,
     One,
     Row,
+    Rule,
     Table,
     Variants,
     tables_in,
@@ -120,7 +121,9 @@ def _asked(
     then: dict[str, Schema] = {}
     required = [*tags]
     group: list[str] = []
-    for row in newest(rows):
+    for row in rows:
+        if isinstance(row, Rule):
+            continue
         if isinstance(row, Object):
             below = f"{prefix}{row.attr}." if row.attr else prefix
             made = _asked(row.rows, cls, below, {}, is_closed=bool(row.closed))
@@ -146,13 +149,6 @@ def _asked(
     if is_closed:
         schema["additionalProperties"] = False
     return schema
-
-
-def newest(rows: Iterable[Row]) -> Iterator[Field | Object]:
-    """List the fields of a session that begins now."""
-    for row in rows:
-        if isinstance(row, Field | Object):
-            yield row
 
 
 def _asked_value(row: Field) -> Schema:

@@ -4,6 +4,7 @@
   `rank`, then in their order.
 - A value goes to the attribute that its row names; a default never replaces a value.
 - A field without a row is ignored, and its path is kept; in a closed object it is refused.
+- A text that follows a field's row is its `doc`: its meaning.
 - An explicit null counts as absent, and an absent object as one without fields.
 
 A rule that spans fields is a function, called at the place of its `Rule` among the rows.
@@ -266,8 +267,8 @@ class Object(Columns):
     is_read: ClassVar[bool] = True
     is_as_it_is: ClassVar[bool] = False
 
-    def __init__(self, name: str, *rows: Row, **columns: Any) -> None:
-        self.__attrs_init__(name, rows, **columns)
+    def __init__(self, name: str, *rows: Row | str, **columns: Any) -> None:
+        self.__attrs_init__(name, described(rows), **columns)
 
     @shape.default
     def _shape(self) -> Shape:
@@ -328,6 +329,19 @@ class Rule(Columns):
 
 
 Row = Field | Object | Rule
+
+
+def described(rows: Iterable[Row | str]) -> tuple[Row, ...]:
+    """Give each field the meaning that follows its row."""
+    found = list[Row]()
+    for row in rows:
+        if not isinstance(row, str):
+            found.append(row)
+            continue
+        field = found.pop()
+        assert isinstance(field, Field)
+        found.append(attrs.evolve(field, doc=row))
+    return tuple(found)
 
 
 class Shape:
@@ -426,7 +440,7 @@ class Table:
     def __init__(
         self,
         cls: type,
-        *rows: Row,
+        *rows: Row | str,
         tag: Mapping[str, str] | None = None,
         lacks: Mapping[str, object] | None = None,
         where: str = "",
@@ -438,7 +452,7 @@ class Table:
         self.cls, self.doc = cls, doc
         self.classes = (cls, *others)
         self.tag: Mapping[str, str] = tag or {}
-        self.shape = Shape(rows, closed=closed, known=self.tag)
+        self.shape = Shape(described(rows), closed=closed, known=self.tag)
         self._write = self.shape.write
         self._lacks = lacks or {}
         self._where = where
@@ -446,7 +460,7 @@ class Table:
         self._keeps_ignored = any(field.name == "ignored" for field in attrs.fields(cls))
         self._parts = {name: hint for name, hint in get_type_hints(cls).items() if attrs.has(hint)}
 
-    def with_rows(self, *rows: Row, tag: Mapping[str, str] | None = None) -> Table:
+    def with_rows(self, *rows: Row | str, tag: Mapping[str, str] | None = None) -> Table:
         """Make the same message with more fields, before its own, and maybe another tag."""
         rows = (*rows, *self.shape.rows)
         return Table(self.cls, *rows, tag=tag or self.tag, lacks=self._lacks, make=self._make)
@@ -503,7 +517,7 @@ class Table:
         )
 
 
-def typed(cls: type, kind: str, *rows: Row, **columns: Any) -> Table:
+def typed(cls: type, kind: str, *rows: Row | str, **columns: Any) -> Table:
     """Make the table of a message, or an object, by its type."""
     return Table(cls, *rows, tag={"type": kind}, **columns)
 

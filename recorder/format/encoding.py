@@ -29,7 +29,7 @@ from . import format as layout
 from . import records as rc
 from .blobs import RAW, SMALL_BYTES_MAX, Packed, SplitPiece, decode, extract, pack
 from .errors import RecordInvalid
-from .expansion import count_values, header_cost
+from .expansion import RECORD_COST, VALUE_COST, count_values, header_cost
 
 # -- repeated blobs --------------------------------------------------------------------------------
 
@@ -173,13 +173,32 @@ class RecordEncoder:
 
     def encode(self, record: rc.Record) -> Framed:
         """Encode a record; `RecordInvalid` if a value is not JSON or bytes, or it is too large."""
-        frame, split = record.fields.get("frame"), None
+        find, frame, split = self._memory.find_or_keep, record.fields.get("frame"), None
         if record.kind in rc.FRAME_KINDS and frame is not None:
             chars_max = min(rc.TEXT_CHARS_INLINE, self.frame_bytes_max // UTF8_BYTES_MAX)
             split = extract(frame) if type(frame) is str and len(frame) <= chars_max else None
             if split is None or len(split) > 1:
-                return self._encode(record, self._memory.find_or_keep, split)
-        return self._encode_plain(record) or self._encode(record, self._memory.find_or_keep, split)
+                return self._encode(record, find, split)
+        blobs: list[bytes] = []
+
+        def blob_of(value: object) -> dict[str, int]:
+            if type(value) is not bytes:
+                raise TypeError
+            blobs.append(value)
+            return {rc.BLOB: 0}
+
+        try:  # most hold little but numbers, words and one blob: one call writes them
+            fields = orjson.dumps(record.fields, blob_of, _OPTIONS)
+        except orjson.JSONEncodeError:
+            return self._encode(record, find, split)
+        has_more = b"null" in fields or len(fields) > rc.TEXT_CHARS_INLINE  # a NaN, a long text
+        depth_max, ours = fields.count(b"{") + fields.count(b"["), fields.count(b'"$')
+        if has_more or depth_max > rc.NESTING_MAX or not ours == len(blobs) <= 1:
+            return self._encode(record, find, split)
+        packer = _Packer(record.seq, find, self.packs_samples)
+        for blob in blobs:
+            packer.add(blob)
+        return _framed(record, packer, fields)
 
     def encode_run(self, records: Sequence[rc.Record]) -> list[Framed]:
         """Encode a run of small frames (`runs`), raises as `encode`.
@@ -211,29 +230,6 @@ class RecordEncoder:
                 framed.append(Framed([start], len(start), cost, False))
         return framed
 
-    def _encode_plain(self, record: rc.Record) -> Framed | None:
-        """Encode a record of little but numbers, words and one blob; None if it holds more."""
-        blobs: list[bytes] = []
-
-        def blob_of(value: object) -> dict[str, int]:
-            if type(value) is not bytes:
-                raise TypeError
-            blobs.append(value)
-            return {rc.BLOB: 0}
-
-        try:
-            fields = orjson.dumps(record.fields, blob_of, _OPTIONS)
-        except orjson.JSONEncodeError:
-            return None
-        has_more = b"null" in fields or len(fields) > rc.TEXT_CHARS_INLINE  # a NaN, a long text
-        depth_max, ours = fields.count(b"{") + fields.count(b"["), fields.count(b'"$')
-        if has_more or depth_max > rc.NESTING_MAX or not ours == len(blobs) <= 1:
-            return None
-        packer = _Packer(record.seq, self._memory.find_or_keep, self.packs_samples)
-        for blob in blobs:
-            packer.add(blob)
-        return _framed(record, packer, fields)
-
     def _encode(
         self,
         record: rc.Record,
@@ -262,7 +258,7 @@ class RecordEncoder:
 def _framed(record: rc.Record, packer: _Packer, fields: bytes) -> Framed:
     """Frame a record whose fields are JSON; `RecordInvalid` if it is too large."""
     kind, header = record.kind, header_json(record, packer.table, fields)
-    values = count_values(header) if len(header) > layout.HEADER_VALUES_MAX else 0
+    values = count_values(header)
     if len(header) > layout.HEADER_BYTES_MAX or values > layout.HEADER_VALUES_MAX:
         found = f"{kind} {record.seq} has a header of {len(header)} bytes and {values} values"
         bytes_max, values_max = layout.HEADER_BYTES_MAX, layout.HEADER_VALUES_MAX
@@ -273,7 +269,8 @@ def _framed(record: rc.Record, packer: _Packer, fields: bytes) -> Framed:
         raise RecordInvalid(f"{kind} of {size}, at most {layout.RECORD_BYTES_MAX} bytes")
     if unpacked > (bytes_max := layout.UNPACKED_BYTES_MAX):
         raise RecordInvalid(f"{kind} unpacks to {unpacked}, at most {bytes_max} bytes")
-    return Framed(packer.area, size, header_cost(header) + unpacked, packer.has_samples)
+    cost = RECORD_COST + VALUE_COST * values + len(header) + unpacked
+    return Framed(packer.area, size, cost, packer.has_samples)
 
 
 def _split_as(first: Sequence[SplitPiece], frame: str) -> tuple[str, bytes, str] | None:

@@ -91,27 +91,23 @@ class Record:
 
 def size_bytes(value: Value) -> int:
     """Estimate the memory of a value in bytes, without iterating over lists of numbers."""
-    if type(value) is dict:  # most are, and a unit's records have 100 values
-        size = 0
-        for key, item in value.items():
-            kind = type(item)
-            size += len(key)
-            if kind is str or kind is bytes:
-                size += len(item)
-            else:
-                size += 8 if kind in _NUMBERS else size_bytes(item)
-        return size
-    if isinstance(value, (str, bytes, Utf8Text)):
-        return len(value)
-    if isinstance(value, (int, float)):
-        return 8
-    if isinstance(value, Mapping):
-        return sum(map(len, value)) + sum(map(size_bytes, value.values()))
-    if isinstance(value, (list, tuple, Sequence)):
-        if value and isinstance(value[0], (int, float)):
-            return 8 * len(value)
-        return sum(map(size_bytes, value))
-    return 8
+    size, left = 0, [value]
+    for each in left:
+        kind = type(each)
+        if kind in _NUMBERS:
+            size += 8
+        elif isinstance(each, (str, bytes, Utf8Text)):
+            size += len(each)
+        elif kind is dict or isinstance(each, Mapping):  # checking only the ABC is slow
+            size += sum(map(len, each))
+            left += each.values()
+        elif not isinstance(each, (list, tuple, Sequence)):
+            size += 8
+        elif each and isinstance(each[0], (int, float)):
+            size += 8 * len(each)
+        else:
+            left += each
+    return size
 
 
 # -- older versions --------------------------------------------------------------------------------

@@ -204,7 +204,7 @@ class SessionLog:
 
         `records`: their fields must not be changed afterwards.
         `urgent`: a Send or Close waits for them: write them and everything queued now.
-        `is_own`: they are the recorder's, who alone writes `session` and `fin`.
+        `is_own`: they are the recorder's, and only it writes `session` and `fin`.
 
         `LogMisuse`: a record is out of order, or the log or the recorder has ended. `LogFull`: the
         backlog would be a maximal record past its bound. The rest is not taken.

@@ -80,18 +80,18 @@ def page_of(
     *,
     replayed: bool = False,
     comparison: Comparison | None = None,
-    beside: tuple[Open, Open, str] | None = None,
+    pair: tuple[Open, Open, str] | None = None,
     later: Mapping[str, Json] | None = None,
 ) -> Iterator[bytes]:
     """Write a session as a page, while its log is read from its start; yield parts in UTF-8.
 
     `head` holds the fields of the log's `session` record, `items` its records in order and its
-    damage. If `replayed`, findings of logic replay are shown even if there are none. `beside` has
+    damage. If `replayed`, findings of logic replay are shown even if there are none. `pair` has
     what opens this log and another one, to show where that differs, and its name. `later` has the
     marks next to the log: `marks`, `damaged`, and for a server's page `writes`. `OSError`: the log
     cannot be read any further.
     """
-    comparison = compared_with(*beside) if beside is not None else comparison
+    comparison = compared_with(*pair) if pair is not None else comparison
     policy = ACTING_CSP if later and "writes" in later else PAGE_CSP
     name = str(head.get("recording_id"))[:NAME_CHARS_MAX]
     body = _asset("index.html").replace("{{script}}", _script()).replace("{{name}}", escaped(name))
@@ -174,16 +174,16 @@ CHARS_MAX: Final = 200_000
 
 
 def digest_of(
-    head: Fields, items: Iterable[Record | Damage], *, beside: tuple[Open, Open, str] | None = None
+    head: Fields, items: Iterable[Record | Damage], *, pair: tuple[Open, Open, str] | None = None
 ) -> Iterator[bytes]:
     """Read a session, given the fields of its `session` record; yield one JSON object, at its end.
 
     `said` holds passages of one turn, `{voice, at_ms, text}` in order; `measures` the recording's
-    own values by name, in the units of their table. With `beside`, the object is where two logs
+    own values by name, in the units of their table. With `pair`, the object is where two logs
     first differ, and counts.
     """
-    if beside is not None:
-        yield json.dumps(_difference(*beside)).encode()
+    if pair is not None:
+        yield json.dumps(_difference(*pair)).encode()
         return
     passages = _Passages()
     measures = own_values(score(gather(head, items, passages.take)))

@@ -311,9 +311,9 @@ class Recordings:
         if direction is not None:
             following = around(await self._all(), principal_of(request), summary, direction)
             return RedirectResponse(f"/api/recordings/{following}/view", HTTPStatus.SEE_OTHER)
-        views, beside = self._views_here(), await self._beside(request, info)
-        if beside is not None:
-            return await views.answer(request, info, "page", beside=beside)
+        views, pair = self._views_here(), await self._pair(request, info)
+        if pair is not None:
+            return await views.answer(request, info, "page", pair=pair)
         marks = await rq.in_thread(partial(read_marks, self.marks_path(info)))
         shown = vw.page_marks(marks, principal_of(request), is_open=summary.state == "open")
         return await views.answer(request, info, "page", later=shown)
@@ -327,7 +327,7 @@ class Recordings:
         place = "recordings" if direction == "list" else f"talk/{info.recording_id}{before}"
         return RedirectResponse(f"{self._console}#{place}", HTTPStatus.SEE_OTHER)
 
-    async def _beside(self, request: Request, info: LogInfo) -> tuple[vw.Open, vw.Open, str] | None:
+    async def _pair(self, request: Request, info: LogInfo) -> tuple[vw.Open, vw.Open, str] | None:
         """The log, and the one that `?diff=` names; None where it names none."""
         other = request.query_params.get("diff")
         if other is None:
@@ -340,9 +340,9 @@ class Recordings:
     async def _send_digest(self, request: Request) -> Response:
         rq.check_names(request, DIGEST_PARAMETERS)
         _, info = await self.found(request)
-        beside = await self._beside(request, info)
-        if beside is not None:
-            return await self._views_here().answer(request, info, "digest", beside=beside)
+        pair = await self._pair(request, info)
+        if pair is not None:
+            return await self._views_here().answer(request, info, "digest", pair=pair)
         index = None if self._listing is None else self._listing.index
         assert index is not None
         views, known = (

@@ -75,13 +75,13 @@ class Asked(TypedDict, total=False):
     """What is asked of a view besides the log.
 
     Attributes:
-        beside: another session: what opens this log and the other, and the other's name. A page
+        pair: another session: what opens this log and the other, and the other's name. A page
             shows the differences too; a digest has them instead.
         later: the marks next to the log, as `page_marks` has them.
         open_: opens the log another time, for a copy without `kinds` of content; None: all kinds.
     """
 
-    beside: tuple[Open, Open, str]
+    pair: tuple[Open, Open, str]
     later: Mapping[str, Any]
     open_: Open
     kinds: Collection[str] | None

@@ -32,11 +32,11 @@ from ..link.hello import read_token
 from ..media.voices import NAME_RULE, is_voice_name
 from ..model.models import MOONSHINE, ModelUnknownError, check_model, has_moonshine
 from ..net.listener import Address
-from ..placement.placement import offer
 from ..settings import sources
 from ..settings.extras import install
 from ..settings.settings import NO_TRANSCRIBER, Settings, shown
 from ..telemetry.logs import announce, configure
+from .placement import offer
 from .relay import read_gateway
 
 if TYPE_CHECKING:

@@ -45,7 +45,6 @@ from ..net.limits import Counters
 from ..net.listener import Address
 from ..net.memory import find_what_was_spared, keep_what_is_freed, spare_what_stays
 from ..net.tls import Certificate, CertificateError
-from ..placement.placement import Load, Placement, Scales, placement_of
 from ..session.journal import FIN_WAIT_S, ready_now
 from ..session.model_calls import RELEASE_WAIT_S
 from ..session.server import Server
@@ -55,6 +54,7 @@ from ..settings.settings import Settings
 from ..slots.workers import REPLACE_SPARE_S, Workers
 from ..telemetry.watchers import TracesMissingError
 from .gateway import Gateway
+from .placement import Load, Placement, Scales, placement_of
 
 # -- open files ------------------------------------------------------------------------------------
 

@@ -236,8 +236,13 @@ class JudgeThread:
 
     async def _judge_all(self) -> None:
         together, self._waiting, self._is_busy = self._waiting, [], True
+
+        def run() -> None:
+            for each in together:
+                each.run()
+
         try:
-            await in_thread(lambda: [*map(Search.run, together)])
+            await in_thread(run)
         finally:
             self._is_busy = False
             self._waiting = [it for it in together if it.found is None] + self._waiting

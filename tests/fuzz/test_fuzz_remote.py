@@ -20,6 +20,7 @@ from tests.fuzz.drawing import RAW, all_names
 from tests.fuzz.remote import CannotFuzzError, RemoteTarget, read_address
 from tests.live.servers import LiveServer, live_server
 from tests.network.peers import create, peer, say
+from tests.project.sampling import sample
 
 ROOT = Path(__file__).parents[2]
 ANSWER_S = 8.0
@@ -49,7 +50,7 @@ def case_of(*steps: tuple[str, object]) -> Case:
 
 def test_a_server_in_order_has_no_findings(live: LiveServer, target: RemoteTarget) -> None:
     """Whoever fuzzes a server of his own would chase ghosts; or ours has a bug on its sockets."""
-    tally = Campaign(target, all_names(), seed=3, budget=Budget(examples=30)).run()
+    tally = Campaign(target, all_names(), seed=3, budget=Budget(examples=sample(30, 12))).run()
     assert [(one.finding, one.case.steps) for one in tally.found] == []
     assert tally.pairs
     assert target.check() == ""
@@ -169,6 +170,7 @@ def test_the_command_fuzzes_an_address(live: LiveServer, tmp_path: Path) -> None
     assert (body["examples"], body["url"], body["left"]) == (5, live.url, "")
 
 
+@pytest.mark.soak  # `test_the_command_fuzzes_an_address` runs the command in this process.
 def test_it_runs_as_a_module() -> None:
     """The line that the README names would not run."""
     words = (sys.executable, "-m", "tests.fuzz", "--examples", "3", "--seed", "1", "--json")

@@ -47,7 +47,12 @@ def workers_of(server: LiveServer) -> list[int]:
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         found += [int(child) for child in (task / "children").read_text().split()]
-    return [child for child in found if b"worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    names = {child: Path(f"/proc/{child}") for child in found}
+    return [
+        child
+        for child, path in names.items()
+        if b"worker" in (path / "cmdline").read_bytes() + (path / "comm").read_bytes()
+    ]
 
 
 def is_running(pid: int) -> bool:

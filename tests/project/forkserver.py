@@ -35,6 +35,9 @@ from typing import Any, Final
 
 from runtime import RUN
 
+PR_SET_NAME: Final = 15
+NAME_BYTES_MAX: Final = 15
+"""Of a process: `serve`, `workers`."""
 PR_SET_CHILD_SUBREAPER: Final = 36
 REQUEST_BYTES_MAX: Final = 1 << 20
 """Code, arguments and environment of a command."""
@@ -51,11 +54,18 @@ PRELOADED: Final = (
     "replay.export.formats",
     "replay.redact.redaction",
     "replay.view.document",
+    "aiortc",
+    "mcp",
+    "openai.types.live",
+    "openai.types.realtime",
 )
+"""What commands import, and what tests do that takes long."""
 WORKER: Final = (sys.executable, "-u", "-c", "import sys;exec(eval(sys.stdin.readline()))")
 """How pytest-xdist starts a worker."""
 READ_AT_START: Final = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_", "LC_", "LANG")
 """Variables of an interpreter and its libraries, but for `PYTHONPATH`."""
+STARTS_OTHERS: Final = frozenset({"--isolate", "demo"})
+"""Words of commands that start others: these are forked too."""
 NEW_INTERPRETER: Final = (*RUN[:3], f"{RUN[3]} # not forked")
 """Runs `antiphon` as `RUN` does, in an interpreter that has imported nothing."""
 LIBC: Final = ctypes.CDLL(None, use_errno=True)
@@ -230,10 +240,13 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
         )
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-    if request["is_worker"]:
+    LIBC.prctl(PR_SET_NAME, (request["arguments"] or [""])[0].encode()[:NAME_BYTES_MAX], 0, 0, 0)
+    if request["is_worker"] or not STARTS_OTHERS.isdisjoint(request["arguments"]):
         Popen.server = ForkServer.forked()
         if Popen.server is None:
             return  # a command has ended
+        subprocess.Popen = Popen  # type: ignore[misc]
+    if request["is_worker"]:
         gc.unfreeze()  # with what is collected and imported, `conftest.py` freezes it again
     try:
         exec(compile(request["code"], "<string>", "exec"), sys.modules["__main__"].__dict__)

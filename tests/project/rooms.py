@@ -36,7 +36,7 @@ ORDER: Final[Mapping[str, tuple[str, ...]]] = {
     "recorder": ("format", "write", "read", "storage", "repair"),
     "runtime": (
         "settings", "net", "media", "measures", "client", "model", "slots", "streaming", "access",
-        "telemetry", "link", "webrtc", "placement", "worker", "session", "api", "serve",
+        "telemetry", "link", "webrtc", "worker", "session", "api", "serve",
         "commands", "cli",
     ),
     "replay": (

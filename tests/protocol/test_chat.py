@@ -584,7 +584,7 @@ def test_anything_can_happen_to_a_chat() -> None:
     run_state_machine_as_test(
         ChatWorld,
         settings=settings(
-            max_examples=sample(8, 3) * settings.default.max_examples,
+            max_examples=sample(8, 2) * settings.default.max_examples,
             stateful_step_count=60,
             deadline=None,
         ),

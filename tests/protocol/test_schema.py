@@ -35,7 +35,7 @@ from protocol.wire.kinds import (
     number,
     text,
 )
-from protocol.wire.schema import Message, answer_example, attribute_docs, describe, request_schema
+from protocol.wire.schema import Message, answer_example, attribute_docs, request_schema
 from protocol.wire.table import (
     DROPPED,
     Field,
@@ -51,6 +51,7 @@ from protocol.wire.table import (
     walk,
 )
 from replay.redact.frames import held
+from tests.fuzz import case
 from tests.fuzz.drawing import bodies_of
 from tests.project.sampling import sample
 from tests.strategies.media import MEDIA
@@ -62,7 +63,7 @@ Json = dict[str, Any]
 MESSAGES = {
     f"{message.dialect} {'/'.join(message.session_kinds)} {message.kind or 'request'}": message
     for name in MODES_OF
-    for message in describe(name)
+    for message in case.described(name)
 }
 REQUESTS = {name: message for name, message in MESSAGES.items() if message.sender == "client"}
 ANSWERS = {name: message for name, message in MESSAGES.items() if message.sender == "server"}
@@ -155,6 +156,16 @@ def test_limits_and_defaults_are_those_of_the_rows() -> None:
         },
         "required": ["a"],
     }
+
+
+def test_a_text_after_a_row_is_what_the_field_means() -> None:
+    """The text would be lost, or that of another field."""
+    rows = (Field("a", TEXT), "The first.", Field("b", TEXT, doc="The second."))
+    table = Table(Told, Object("c", *rows), Field("d", TEXT), "The last.")
+    properties = request_schema(table)["properties"]
+    found = {**properties["c"]["properties"], "d": properties["d"]}
+    meant = {name: schema["description"] for name, schema in found.items()}
+    assert meant == {"a": "The first.", "b": "The second.", "d": "The last."}
 
 
 def test_one_row_is_read_written_described_shown_redacted_and_tried() -> None:

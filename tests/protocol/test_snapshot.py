@@ -45,6 +45,7 @@ from recorder.format.records import Record
 from recorder.format.steps import advance
 from recorder.read.reader import LogReader
 from tests.golden.logs import FOLDER, SCENES
+from tests.project.sampling import sample
 
 ROOT: Final = Path(__file__).parents[2]
 LEFT_OUT: Final = {
@@ -348,7 +349,7 @@ def replayed(root: Path) -> list[str]:
     return ran.stdout.splitlines()
 
 
-@pytest.mark.parametrize("change", ["renamed", "reordered"])
+@pytest.mark.parametrize("change", sample(["renamed", "reordered"], ["renamed"]))
 def test_a_log_does_not_know_the_names_of_the_machine(change: str, tmp_path: Path) -> None:
     """No class or attribute could ever be called what it is, for the sake of recordings."""
     for package in ("protocol", "recorder", "runtime", "replay"):

@@ -152,6 +152,7 @@ def judged(logs: list[Path], model: DuplexModel) -> list[Row]:
     return anyio.run(body)
 
 
+@pytest.mark.soak  # `test_assess.py` forces a model to its own sessions.
 def test_the_same_model_decides_the_same(logs: list[Path]) -> None:
     """A model would be found to differ from itself."""
     rows = judged(logs, DuplexModel.load(tiny_path(), slots=1))

@@ -235,11 +235,9 @@ def replay_by_a_set(path: str, strikes_at: int) -> None:
     print(None if divergence is None else divergence.seq)
 
 
-def run(function: str, folder: Path, strikes_at: int, hash_seed: int) -> str:
-    """Call a function of this file in a process with a seed of its own for hashes."""
-    code = (
-        f"from tests.replay.test_nondeterminism import *; {function}({str(folder)!r}, {strikes_at})"
-    )
+def run(*calls: str, hash_seed: int) -> list[str]:
+    """Make calls of this file in a process with a seed of its own for hashes; what they print."""
+    code = "; ".join(["from tests.replay.test_nondeterminism import *", *calls])
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
@@ -249,19 +247,20 @@ def run(function: str, folder: Path, strikes_at: int, hash_seed: int) -> str:
         check=True,
         timeout=60,
     )
-    return done.stdout.strip()
+    return done.stdout.split()
 
 
 def test_the_order_of_a_set_is_found_in_another_process(tmp_path: Path) -> None:
     """A log would replay on the machine that made it, and diverge on all others."""
     steps = steps_of(busy_scene().records)
     number = next(at for at, step in enumerate(steps) if len(step.effects) >= 4)
-    logs = []
-    for seed in (1, 2):
-        folder = tmp_path / str(seed)
+    folders = [tmp_path / "1", tmp_path / "2"]
+    replayed, logs = [], []
+    for seed, folder in enumerate(folders, 1):
         folder.mkdir()
-        run("record_by_a_set", folder, number, seed)
+        record = f"record_by_a_set({str(folder)!r}, {number})"
+        replay = f"replay_by_a_set({str(folders[0])!r}, {number})"
+        replayed += run(record, replay, hash_seed=seed)
         logs.append(list(read(next(folder.iterdir()))))
     parted = next(one.seq for one, other in zip(*logs, strict=True) if one != other)
-    assert run("replay_by_a_set", tmp_path / "1", number, 1) == "None"
-    assert run("replay_by_a_set", tmp_path / "1", number, 2) == str(parted)
+    assert replayed == ["None", str(parted)]

@@ -83,7 +83,7 @@ def test_a_difference_is_said_once() -> None:
 
     def told(*names: str) -> Any:
         one, other = (partial(FileSource, GOLDEN[name]) for name in names)
-        return json.loads(b"".join(digest_of({}, (), beside=(one, other, "other"))))
+        return json.loads(b"".join(digest_of({}, (), pair=(one, other, "other"))))
 
     found = told("v1-live", "v1-realtime-user-words")
     assert (found["first"]["what"], found["first"]["index"]) == ("opening", None)

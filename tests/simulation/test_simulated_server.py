@@ -78,6 +78,7 @@ def test_every_dialect_is_spoken() -> None:
     assert spoken == set(DIALECTS)
 
 
+@pytest.mark.soak  # `test_a_server_keeps_its_promises` needs no other interpreter.
 def test_a_seed_does_the_same_in_every_process() -> None:
     """What failed once could not be made again."""
     seed, other = SEEDS[2:4]

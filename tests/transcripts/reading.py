@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -121,6 +122,7 @@ class Transcript:
         return (step.value for step in self.steps if step.kind == kind)
 
 
+@cache
 def load_all(root: Path = ROOT) -> tuple[Transcript, ...]:
     """Read all transcripts, sorted by name."""
     return tuple(load(path) for path in sorted(root.glob("*/*.jsonl")))

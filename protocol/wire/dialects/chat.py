@@ -99,11 +99,8 @@ _TOOL: Final = typed(
         Field("name", NAME),
         DESCRIPTION,
         Field("parameters", SCHEMA, "", omit=True, example={"type": "object"}),
-        checked(
-            "strict",
-            k.Kind(read=_not_strict, schema={"type": "boolean", "const": False}),
-            doc="Only false: the model's tokens are not constrained to a schema.",
-        ),
+        checked("strict", k.Kind(read=_not_strict, schema={"type": "boolean", "const": False})),
+        "Only false: the model's tokens are not constrained to a schema.",
         is_required=True,
         closed=True,
     ),
@@ -149,26 +146,22 @@ TOOL_RESULT: Final = typed(
         k.text(limits.CALL_ID_CHARS_MAX, 1),
         attr="call_id",
         example="call_0c9e41d7a355",
-        doc="The call's id.",
     ),
+    "The call's id.",
     Field(
         "content",
         k.text(limits.INPUT_CHARS_MAX, holds=k.USER_TEXT),
         attr="output",
         example="half past nine",
-        doc="Its result, as text.",
     ),
+    "Its result, as text.",
     doc="What a tool returned. The model is told with the next second of sound.",
 )
 STANDALONE: Final = typed(
     rq.TellModel,
     shared.STANDALONE,
-    Field(
-        "content",
-        k.text(limits.INPUT_CHARS_MAX, 1, holds=k.USER_TEXT),
-        attr="text",
-        doc="What happened.",
-    ),
+    Field("content", k.text(limits.INPUT_CHARS_MAX, 1, holds=k.USER_TEXT), attr="text"),
+    "What happened.",
     doc="An event that answers no call. The model is told with the next second of sound.",
 )
 TOOL_CALL: Final = typed(
@@ -248,7 +241,7 @@ def messages_of(content: k.Kind, words: k.Kind) -> Variants:
 _CALLED: Final = "Calls of tools in it; right behind it stands the result of each."
 
 
-def _of_role(role: model.Role, doc: str, *rows: Row) -> Table:
+def _of_role(role: model.Role, doc: str, *rows: Row | str) -> Table:
     def make(values: dict[str, Any]) -> rq.ChatMessage:
         content = values["content"]
         if role == "tool":
@@ -426,7 +419,7 @@ def _check_sum(path: str, count: int, count_max: int, what: str) -> None:
 _DEFAULT: Final = model.ChatConfig()
 _SPEECH: Final = rq.SpeechRequest()
 _NOT_SAMPLING: Final = "the sampling of speech is not a setting"
-_SAMPLING: Final[tuple[Row, ...]] = (
+_SAMPLING: Final[tuple[Row | str, ...]] = (
     one_value("top_p", k.number(0.85, 0.85), _NOT_SAMPLING),
     one_value("min_p", k.number(0.01, 0.01), _NOT_SAMPLING),
     one_value("top_k", k.number(25, 25), _NOT_SAMPLING),
@@ -443,7 +436,7 @@ def _greedy(at: Reading) -> None:
         at.values["config.temperature"] = 0.0
 
 
-_GENERATION: Final[tuple[Row, ...]] = (
+_GENERATION: Final[tuple[Row | str, ...]] = (
     setting("max_new_tokens", k.integer(1, 8192), _DEFAULT.max_new_tokens),
     setting("temperature", k.number(0, 2), _DEFAULT.temperature),
     setting("top_p", k.number(0, 1, "above "), _DEFAULT.top_p),
@@ -455,18 +448,12 @@ _GENERATION: Final[tuple[Row, ...]] = (
         k.integer(8192, 8192),
         "a conversation is never cut, and refused where it does not fit",
     ),
-    Field(
-        "do_sample",
-        k.FLAG,
-        True,
-        attr="^do_sample",
-        is_written=False,
-        doc="False takes the most likely token, as a `temperature` of 0 does.",
-    ),
+    Field("do_sample", k.FLAG, True, attr="^do_sample", is_written=False),
+    "False takes the most likely token, as a `temperature` of 0 does.",
     setting("min_new_tokens", k.integer(0, 8192), 0),
     Rule(_greedy),
 )
-_TTS: Final[tuple[Row, ...]] = (
+_TTS: Final[tuple[Row | str, ...]] = (
     Field("mode", k.choice(SPEECH_MODES), _SPEECH.mode),
     Field("language", k.choice(LANGUAGES), _SPEECH.language),
     optional("ref_audio_data", k.VOICE_OR_NAME, attr="voice"),
@@ -500,7 +487,7 @@ def _check_voice(path: str, mode: model.SpeechMode, voice: rq.Voice | None) -> N
         raise invalid(f"{path}.mode", f"voice_cloning, which needs {needed}")
 
 
-def ask_rows(*, is_enabled: bool) -> tuple[Row, ...]:
+def ask_rows(*, is_enabled: bool) -> tuple[Row | str, ...]:
     """Make the rows of a turn; `is_enabled`: the default of `tts.enabled`."""
     enabled = Field("enabled", k.FLAG, is_enabled, get=lambda _: True, doc="Whether it is spoken.")
     return (

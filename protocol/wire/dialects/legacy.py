@@ -43,7 +43,7 @@ COMMON: Final = (
 def faults(cls: type, text: Field, code: Field) -> Table:
     """Make the table of an end that is sent as an error."""
     session_id = Field("session_id", k.TEXT, "", attr="named", omit=True)
-    rows: tuple[Row, ...] = (text, code, session_id)
+    rows: tuple[Row | str, ...] = (text, code, session_id)
     return Table(cls, *rows, tag=ERROR)
 
 
@@ -84,7 +84,7 @@ def _counts(name: str) -> Field:
     return Field(name, k.INTEGER, 0, attr=f"metrics.{name}")
 
 
-_METRICS: Final[tuple[Row, ...]] = (
+_METRICS: Final[tuple[Row | str, ...]] = (
     Field(
         "current_time",
         attrs.evolve(shared.TIME_MS, write=lambda time_ms: round(time_ms, 3)),
@@ -92,13 +92,8 @@ _METRICS: Final[tuple[Row, ...]] = (
         attr="metrics.session_ms",
     ),
     _costs("cost_llm_ms", "cost_llm_ms"),
-    computed(
-        "cost_tts_prep_ms",
-        k.always(0.0),
-        lambda _: 0.0,
-        is_read=False,
-        doc="Always 0: it is part of `cost_tts_ms`.",
-    ),
+    computed("cost_tts_prep_ms", k.always(0.0), lambda _: 0.0, is_read=False),
+    "Always 0: it is part of `cost_tts_ms`.",
     _costs("cost_tts_ms", "cost_tts_ms"),
     _costs("cost_token2wav_ms", "cost_token2wav_ms"),
     _costs("cost_all_ms", "generate_ms"),
@@ -148,8 +143,8 @@ RESULT: Final = typed(
         False,
         get=lambda outcome: isinstance(outcome, ms.Pending),
         omit=True,
-        doc="A chunk completed no unit: its sound waits for more.",
     ),
+    "A chunk completed no unit: its sound waits for more.",
     make=_outcome,
     others=(ms.Listen, ms.Pending),
 )

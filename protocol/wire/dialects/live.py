@@ -60,15 +60,9 @@ HISTORY_MAX: Final = 128
 """Messages before the session, as the API has them."""
 UNSUPPORTED: Final = frozenset(
     {
-        "session.instructions.append",
-        "session.thinking.append",
-        "session.commentary.append",
-        "session.output_audio.fixture.play",
-        "decision.create",
-        "decision.item.create",
-        "decision.item.delete",
-        "response.create",
-        "response.item.create",
+        *("session.instructions.append", "session.thinking.append", "session.commentary.append"),
+        *("session.output_audio.fixture.play", "decision.create", "decision.item.create"),
+        *("decision.item.delete", "response.create", "response.item.create"),
         "transport.dtmf.send",
     }
 )
@@ -231,9 +225,8 @@ REQUESTS: Final = {
         AppendSound,
         AUDIO_APPEND,
         Field("audio", k.PIECE, attr="pcm16"),
-        Field(
-            "event_id", k.text(INPUT_ID_CHARS_MAX, holds=k.NAMED), "", attr=DROPPED, doc="Ignored."
-        ),
+        Field("event_id", k.text(INPUT_ID_CHARS_MAX, holds=k.NAMED), "", attr=DROPPED),
+        "Ignored.",
         closed=api.CLOSED,
     ),
     Request.MUTE: typed(Mute, "session.input_audio.mute", _event_id(), closed=api.CLOSED),
@@ -458,13 +451,8 @@ _DELEGATION: Final = (
         _named("response_id", "resp", "The response that is the call."),
         doc="What is delegated: a call of a tool.",
     ),
-    computed(
-        "offset_ms",
-        k.INTEGER,
-        lambda called: (called.unit + 1) * MS_PER_S,
-        example=3000,
-        doc="Where in the session.",
-    ),
+    computed("offset_ms", k.INTEGER, lambda called: (called.unit + 1) * MS_PER_S, example=3000),
+    "Where in the session.",
 )
 _DELEGATED: Final = typed(
     ms.ToolCalled, "session.delegation.created", api.EVENT_ID, *_DELEGATION, make=lambda _: None
@@ -489,13 +477,8 @@ WORDS: Final = typed(
     api.EVENT_ID,
     Field("delta", k.TEXT, attr="text"),
     Field("start_ms", k.INTEGER),
-    computed(
-        "end_ms",
-        k.INTEGER,
-        lambda speech: speech.start_ms + MS_PER_S,
-        example=1001,
-        doc="Where it ends there.",
-    ),
+    computed("end_ms", k.INTEGER, lambda speech: speech.start_ms + MS_PER_S, example=1001),
+    "Where it ends there.",
     lacks={**_UNTOLD, "pcm": b"", "end_of_turn": False},
 )
 

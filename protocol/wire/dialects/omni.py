@@ -83,8 +83,6 @@ _MODALITY: Final = k.Kind(
 )
 _GA, _BOTH = ("output_modalities",), ["audio", "text"]
 _FORMATS: Final = ("pcm16", "pcm_s16le", "s16le")
-
-
 _FORMAT: Final = api.offered(k.TEXT, "sound is pcm16 here", *_FORMATS, type="string", const="pcm16")
 
 
@@ -113,8 +111,6 @@ def _voice(value: Value, at: Reading) -> ReferenceAudio:
 
 
 _VOICE: Final = attrs.evolve(k.VOICE_OR_NAME, read=_voice)
-
-
 _NO_VOICE: Final = api.offered(
     k.TEXT, "a voice has no name here, it is given as ref_audio", "", type="string", maxLength=0
 )
@@ -345,14 +341,8 @@ def _facts(name: str, doc: str, made: Mapping[str, object] | None = None) -> Fie
 
 
 _SOUND: Final[Mapping[str, object]] = {
-    "input": {
-        "format": {"type": "audio/pcm", "rate": INPUT_RATE_HZ},
-        "sample_rate_hz": INPUT_RATE_HZ,
-    },
-    "output": {
-        "format": {"type": "audio/pcm", "rate": OUTPUT_RATE_HZ},
-        "sample_rate_hz": OUTPUT_RATE_HZ,
-    },
+    name: {"format": {"type": "audio/pcm", "rate": rate_hz}, "sample_rate_hz": rate_hz}
+    for name, rate_hz in (("input", INPUT_RATE_HZ), ("output", OUTPUT_RATE_HZ))
 }
 _SESSION: Final = Object(
     "session",
@@ -363,14 +353,9 @@ _SESSION: Final = Object(
     fixed("state", "open"),
     Field("epoch", k.INTEGER),
     Field("turn_id", k.INTEGER),
-    Field("modalities", _MODALITY, attr="modality", example=["audio", "text"]),
-    computed(
-        "output_modalities",
-        _MODALITY,
-        lambda message: message.omni.modality,
-        example=["audio", "text"],
-        doc="The same, as the GA API names it.",
-    ),
+    Field("modalities", _MODALITY, attr="modality", example=_BOTH),
+    computed("output_modalities", _MODALITY, attrgetter("omni.modality"), example=_BOTH),
+    "The same, as the GA API names it.",
     Field("instructions", k.TEXT),
     api.null("voice"),
     fixed("input_audio_format", "pcm16"),
@@ -407,8 +392,7 @@ _REASONS: Final[Mapping[ms.EndReason, str]] = {
     "backend_error": "error",
     "server_shutdown": "shutdown",
     "cancelled": "cancelled",
-    "invalid_frame": "transport_error",
-    "flooded": "transport_error",
+    **dict.fromkeys(("invalid_frame", "flooded"), "transport_error"),
 }
 _ENDS: Final[Mapping[str, ms.EndReason]] = {
     word: end for end, word in reversed([*_REASONS.items()])
@@ -416,23 +400,18 @@ _ENDS: Final[Mapping[str, ms.EndReason]] = {
 
 
 _NEVER: Final = (TRANSCRIPTION_ERRORS | LIVE_ERRORS) - {
-    ErrorCode.MODEL_NOT_FOUND,
-    ErrorCode.INVALID_JSON,
-    ErrorCode.INVALID_FRAME,
-    ErrorCode.UNSUPPORTED,
-    ErrorCode.ACTIVE_RESPONSE,
-    ErrorCode.RESPONSE_CANCEL_NOT_ACTIVE,
-    ErrorCode.INPUT_AUDIO_BUFFER_COMMIT_EMPTY,
-    ErrorCode.ITEM_NOT_FOUND,
+    *(ErrorCode.MODEL_NOT_FOUND, ErrorCode.INVALID_JSON, ErrorCode.INVALID_FRAME),
+    *(ErrorCode.UNSUPPORTED, ErrorCode.ACTIVE_RESPONSE, ErrorCode.RESPONSE_CANCEL_NOT_ACTIVE),
+    *(ErrorCode.INPUT_AUDIO_BUFFER_COMMIT_EMPTY, ErrorCode.ITEM_NOT_FOUND),
 }
 ERROR_CODES: Final = tuple(code for code in ErrorCode if code not in _NEVER)
 
 
-def _event(cls: type, kind: str, *rows: Row, **lacks: object) -> Table:
+def _event(cls: type, kind: str, *rows: Row | str, **lacks: object) -> Table:
     return typed(cls, kind, _NUMBER, api.EVENT_ID, *rows, lacks=lacks)
 
 
-def _numbered(table: Table, *rows: Row, kind: str = "") -> Table:
+def _numbered(table: Table, *rows: Row | str, kind: str = "") -> Table:
     """An event of `openai`, with its number and more fields."""
     return table.with_rows(_NUMBER, *rows, tag={"type": kind} if kind else None)
 
@@ -444,26 +423,17 @@ def _end_ms(speech: ms.Speech) -> int:
     return speech.start_ms + len(speech.pcm) // SAMPLE_BYTES * MS_PER_S // OUTPUT_RATE_HZ
 
 
+_OUTPUT_RATE: Final = k.integer(OUTPUT_RATE_HZ, OUTPUT_RATE_HZ)
 _AUDIO: Final = _numbered(
     api.SOUND,
     attrs.evolve(fixed("format", "pcm16"), rank=1),
-    computed(
-        "sample_rate_hz",
-        k.integer(OUTPUT_RATE_HZ, OUTPUT_RATE_HZ),
-        lambda _: OUTPUT_RATE_HZ,
-        rank=1,
-        doc="Of the sound.",
-    ),
+    computed("sample_rate_hz", _OUTPUT_RATE, lambda _: OUTPUT_RATE_HZ, rank=1),
+    "Of the sound.",
     Object(
         "metadata",
         *_OF_SESSION,
-        computed(
-            "audio_duration_ms",
-            k.INTEGER,
-            _end_ms,
-            example=1000,
-            doc="Of the response's sound so far.",
-        ),
+        computed("audio_duration_ms", k.INTEGER, _end_ms, example=1000),
+        "Of the response's sound so far.",
         rank=1,
         doc="Where it stands.",
     ),
@@ -473,14 +443,8 @@ _WORDS: Final = _numbered(api.WORDS)
 
 def _of_response(table: Table) -> Table:
     """A state of a response, which names it at the top too."""
-    row = computed(
-        "response_id",
-        k.TEXT,
-        lambda state: state.response.id,
-        example="resp_7b20d9c3a415",
-        doc="The response.",
-    )
-    return _numbered(table, row)
+    row = computed("response_id", k.TEXT, attrgetter("response.id"), example="resp_7b20d9c3a415")
+    return _numbered(table, row, "The response.")
 
 
 _STEPS: Final = {kind: _numbered(table) for kind, table in api.STEPS.items()}
@@ -512,21 +476,16 @@ _CREATED: Final = typed(
     shared.SESSION_CREATED,
     _NUMBER,
     api.EVENT_ID,
-    computed(
-        "attachment_generation", k.integer(1, 1), lambda _: 1, doc="The client's first connection."
-    ),
+    computed("attachment_generation", k.integer(1, 1), lambda _: 1),
+    "The client's first connection.",
     _TOKEN,
     _SESSION,
     lacks={"session_id": "", "prompt_length": 0, "recording": "off"},
 )
 _PLAYED: Final = (
     Field("generated_ms", k.INTEGER),
-    computed(
-        "sent_ms",
-        k.INTEGER,
-        lambda it: it.playback.generated_ms,
-        doc="The same: what is spoken is sent.",
-    ),
+    computed("sent_ms", k.INTEGER, lambda it: it.playback.generated_ms),
+    "The same: what is spoken is sent.",
     Field("played_ms", k.INTEGER),
     Field("committed_ms", k.INTEGER),
 )

@@ -125,29 +125,17 @@ _DETECTION: Final = (
     Field("create_response", k.FLAG, True, attr="creates"),
     Field("interrupt_response", k.FLAG, True, attr="interrupts"),
     checked(
-        "eagerness",
-        api.until(behaviour.LENIENT_SETTINGS, _NO_EAGERNESS, k.choice(_EAGERNESS)),
-        "Without effect: the model decides when to answer.",
+        "eagerness", api.until(behaviour.LENIENT_SETTINGS, _NO_EAGERNESS, k.choice(_EAGERNESS))
     ),
+    "Without effect: the model decides when to answer.",
 )
 _SPOKEN_DETECTION: Final = Table(
     oa.TurnDetection,
     *_DETECTION,
-    optional(
-        "backchannel_ms",
-        _PREFIX,
-        since=behaviour.BACKCHANNELS,
-        example=350,
-        doc="Shorter speech over the model does not interrupt it; without it the server's limit.",
-    ),
-    setting(
-        "idle_timeout_ms",
-        attrs.evolve(_IDLE, read=_idle),
-        0,
-        attr="idle_ms",
-        example=8000,
-        doc="Of server_vad: the model speaks where the client says nothing for so long.",
-    ),
+    optional("backchannel_ms", _PREFIX, since=behaviour.BACKCHANNELS, example=350),
+    "Shorter speech over the model does not interrupt it; without it the server's limit.",
+    setting("idle_timeout_ms", attrs.evolve(_IDLE, read=_idle), 0, attr="idle_ms", example=8000),
+    "Of server_vad: the model speaks where the client says nothing for so long.",
 )
 _PLAIN_DETECTION: Final = Table(
     oa.TurnDetection, *_DETECTION, api.ignored("idle_timeout_ms", "Ignored: no model speaks here.")
@@ -236,17 +224,10 @@ _CONFIGURE: Final = typed(
             doc="Sound in both directions.",
         ),
         optional("tools", api.TOOLS, doc=api.CALLED),
-        optional(
-            "tool_choice",
-            _CHOICE,
-            doc="none: no call is sent. Other choices are auto: no call can be enforced.",
-        ),
-        optional(
-            "parallel_tool_calls",
-            _PARALLEL,
-            "is_parallel",
-            doc="false: no call is sent while another waits for its result.",
-        ),
+        optional("tool_choice", _CHOICE),
+        "none: no call is sent. Other choices are auto: no call can be enforced.",
+        optional("parallel_tool_calls", _PARALLEL, "is_parallel"),
+        "false: no call is sent while another waits for its result.",
         checked("max_output_tokens", _INF, "Reported as `inf`."),
         *map(api.ignored, ("include", "tracing", "truncation", "reasoning")),
         checked("prompt", _NO_PROMPT, api.EMPTY),
@@ -292,12 +273,8 @@ _SESSION: Final = Object(
         doc="Sound in both directions.",
     ),
     Field("tools", api.SENT_FUNCTIONS, (), doc="Functions that the model may call."),
-    Field(
-        "tool_choice",
-        _CHOICES,
-        "auto",
-        doc="none also where there are tools, and the model calls none.",
-    ),
+    Field("tool_choice", _CHOICES, "auto"),
+    "none also where there are tools, and the model calls none.",
     setting("parallel_tool_calls", k.FLAG, True, attr="is_parallel", doc="false, or absent."),
     fixed("max_output_tokens", "inf"),
     fixed("truncation", "auto"),
@@ -315,7 +292,7 @@ _ITEM_ID: Final = Field("item_id", api.ID, example=api.ITEM_EXAMPLE)
 _SINCE: Final = behaviour.RESPONSE_OPTIONS
 
 
-def request(cls: type, kind: str, *rows: Row) -> Table:
+def request(cls: type, kind: str, *rows: Row | str) -> Table:
     """Make the table of a client's event, which may have an id."""
     return typed(cls, kind, *rows, api.ANY_EVENT_ID)
 
@@ -326,28 +303,13 @@ _RESPONSE: Final = Object(
     checked("input", api.empty("no other input"), api.EMPTY),
     checked("tools", api.TOOLS, "Without effect."),
     optional("output_modalities", api.MODALITY, "modality", example=["text"], since=_SINCE),
-    optional(
-        "instructions",
-        PROMPT,
-        doc="Until the model has its prompt, in place of the session's; then refused.",
-        since=_SINCE,
-    ),
-    setting(
-        "max_output_tokens",
-        api.TOKENS,
-        0,
-        attr="max_tokens",
-        example=100,
-        doc="Or inf.",
-        since=_SINCE,
-    ),
+    optional("instructions", PROMPT, since=_SINCE),
+    "Until the model has its prompt, in place of the session's; then refused.",
+    setting("max_output_tokens", api.TOKENS, 0, attr="max_tokens", example=100, since=_SINCE),
+    "Or inf.",
     checked("tool_choice", _NO_CHOICE, "Without effect; another is refused.", since=_SINCE),
-    optional(
-        "metadata",
-        api.METADATA,
-        example={"client_event_id": "evt_1"},
-        doc="Returned with the response.",
-    ),
+    optional("metadata", api.METADATA, example={"client_event_id": "evt_1"}),
+    "Returned with the response.",
     omit=True,
     doc="Settings of this response; others than these are ignored.",
 )
@@ -419,13 +381,8 @@ _WAITS: Final = typed(
     ms.Queued,
     _RATE_LIMITS,
     api.EVENT_ID,
-    Field(
-        "rate_limits",
-        _LIMITS,
-        attr=DROPPED,
-        get=_wait,
-        doc="One: of sessions, or of the tokens of the model's context.",
-    ),
+    Field("rate_limits", _LIMITS, attr=DROPPED, get=_wait),
+    "One: of sessions, or of the tokens of the model's context.",
     lacks={"place": shared.NOWHERE},
 )
 """The session waits for its slot: all SDKs know this event, and none fails at it."""

@@ -153,14 +153,8 @@ def error_table(codes: tuple[errors.ErrorCode, ...], cause: str) -> Table:
         Field("code", k.choice(codes)),
         Field("message", k.TEXT),
         computed("type", kind, _fault, is_read=False, doc="Whose mistake it is."),
-        computed(
-            "param",
-            k.TEXT,
-            _param,
-            omit=True,
-            example="session.audio.format",
-            doc="The path of the field that is wrong.",
-        ),
+        computed("param", k.TEXT, _param, omit=True, example="session.audio.format"),
+        "The path of the field that is wrong.",
         Field(cause, k.TEXT, "", attr="client_event_id", omit=True),
     )
     error = Object("error", *rows, is_required=True)
@@ -321,14 +315,8 @@ _PART: Final = Table(
     oa.Part,
     Field("type", k.choice(PART_KINDS), attr="kind"),
     Field("text", _TEXT, "", also=("transcript",), omit=True),
-    Field(
-        "image_url",
-        k.IMAGE_URL,
-        b"",
-        attr="picture",
-        omit=True,
-        doc="Of an input_image: a JPEG, PNG or WebP, as a data URL; 4 MiB, 20 megapixels at most.",
-    ),
+    Field("image_url", k.IMAGE_URL, b"", attr="picture", omit=True),
+    "Of an input_image: a JPEG, PNG or WebP, as a data URL; 4 MiB, 20 megapixels at most.",
     checked("detail", k.choice(("auto", "low", "high")), "Without effect."),
     checked("audio", _NO_SOUND, EMPTY),
     make=_part,
@@ -362,8 +350,8 @@ def sent_part(kinds: tuple[str, ...] = PART_KINDS) -> One:
             get=transcript,
             omit=True,
             is_read=False,
-            doc="Of sound; null while it is not known.",
         ),
+        "Of sound; null while it is not known.",
     )
 
     def write(part: oa.Part) -> dict[str, object]:
@@ -499,7 +487,7 @@ _WHOLE_ITEM: Final = Table(
 PREVIOUS: Final = Field("previous_item_id", k.or_null(k.TEXT), None, attr="previous_id")
 
 
-def by_kind(cls: type, prefix: str, **rows: tuple[Row, ...]) -> dict[str, Table]:
+def by_kind(cls: type, prefix: str, **rows: tuple[Row | str, ...]) -> dict[str, Table]:
     """Make the tables of a message of several kinds, with which their types end."""
     return {
         kind: typed(cls, f"{prefix}.{kind}", EVENT_ID, *own, lacks={"kind": kind})
@@ -546,7 +534,7 @@ _SECONDS: Final = k.Kind(
 )
 
 
-def _transcript(kind: str, end: str, *rows: Row) -> Table:
+def _transcript(kind: str, end: str, *rows: Row | str) -> Table:
     rows = (EVENT_ID, _INPUT_ITEM, _zero("content_index"), *rows)
     return typed(oa.InputStep, f"{_TRANSCRIPTION}.{end}", *rows, lacks={"kind": kind})
 
@@ -658,23 +646,12 @@ _OVER: Final = Table(
     oa.RealtimeResponse,
     *_RESPONSE,
     Field("status", k.choice(("completed", "cancelled", "incomplete", "failed"))),
-    Field(
-        "status_details",
-        _NULLABLE,
-        None,
-        attr="details",
-        get=_details,
-        doc="Why it was cancelled, is incomplete, or failed; what of its request had no effect.",
-    ),
+    Field("status_details", _NULLABLE, None, attr="details", get=_details),
+    "Why it was cancelled, is incomplete, or failed; what of its request had no effect.",
     Field("output", items(_any_item(_WHOLE_ITEM, _CALL), OUTPUT_MAX), (), attr="items"),
     *_ALWAYS,
-    Field(
-        "usage",
-        _NULLABLE,
-        None,
-        get=_usage,
-        doc="Tokens that the model held before, and generated.",
-    ),
+    Field("usage", _NULLABLE, None, get=_usage),
+    "Tokens that the model held before, and generated.",
     make=_made,
 )
 BEGAN, DONE = (
@@ -696,8 +673,8 @@ _OF_PART: Final = (
         attr=DROPPED,
         get=lambda step: oa.item_of(step.response_id),
         example=ITEM_EXAMPLE,
-        doc="The response's item.",
     ),
+    "The response's item.",
     _zero("content_index"),
 )
 _OF_CALL: Final = (
@@ -743,7 +720,7 @@ def _step_of(values: dict[str, Any]) -> oa.ReplyStep:
     return oa.ReplyStep(**values)
 
 
-def _step(kind: str, *rows: Row) -> Table:
+def _step(kind: str, *rows: Row | str) -> Table:
     what, step = kind.split("_")
     name = f"response.{_WHAT[what]}.{step}"
     return typed(oa.ReplyStep, name, *rows, lacks={"kind": kind}, make=_step_of)

@@ -165,7 +165,10 @@ _CHAT_REQUESTS: Final[Mapping[Request, Table]] = {
 
 # -- from the server ----------------------------------------------------------------------------
 
-_ANSWERED: Final[tuple[Row, ...]] = (Field("response_id", k.TEXT), Field("input_id", k.TEXT, ""))
+_ANSWERED: Final[tuple[Row | str, ...]] = (
+    Field("response_id", k.TEXT),
+    Field("input_id", k.TEXT, ""),
+)
 """The ids of an answer."""
 
 
@@ -185,8 +188,8 @@ def _created(mode: str) -> Table:
             attrs.evolve(word, schema={"type": "string", "const": mode}),
             False,
             attr="is_chat",
-            doc="Always this.",
         ),
+        "Always this.",
         Field("prompt_length", k.INTEGER, 0),
         Field("recording", shared.RECORDING, "off"),
         *shared.RECORDED,
@@ -195,7 +198,7 @@ def _created(mode: str) -> Table:
     )
 
 
-def _delta(cls: type, kind: str, *rows: Row, **lacks: object) -> Table:
+def _delta(cls: type, kind: str, *rows: Row | str, **lacks: object) -> Table:
     return Table(
         cls,
         Field("session_id", k.TEXT),
@@ -257,8 +260,8 @@ _CLOSED: Final = typed(
         ),
         get=_word,
         example="user_stop",
-        doc="Why it ended. The client's own words, where it ended the session and gave any.",
     ),
+    "Why it ended. The client's own words, where it ended the session and gave any.",
     make=_closed,
 )
 _USER_WORDS: Final = typed(

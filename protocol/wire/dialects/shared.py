@@ -46,7 +46,7 @@ def _record(value: Value, at: Reading) -> bool:
 
 RECORD: Final = Field("record", attrs.evolve(k.FLAG, read=_record), True, omit=True, rank=9)
 """Whether the session may be recorded."""
-ASKED: Final[tuple[Row, ...]] = (Field("notices", k.FLAG, False, omit=True, rank=9), RECORD)
+ASKED: Final[tuple[Row | str, ...]] = (Field("notices", k.FLAG, False, omit=True, rank=9), RECORD)
 """A client's wishes for the server in addition to its settings."""
 
 
@@ -163,7 +163,7 @@ _TIME_MS_MAX: Final = 1e9
 """Eleven days: no unit takes longer, and no session lives as long."""
 TIME_MS: Final = k.number(0, _TIME_MS_MAX)
 RECORDING: Final = k.choice(RECORDING_STATES)
-PLACE: Final[tuple[Row, ...]] = (
+PLACE: Final[tuple[Row | str, ...]] = (
     Field("position", k.integer(1), attr="place.position"),
     Field("estimated_wait_s", k.INTEGER, attr="place.estimated_wait_s"),
     Field("ticket_id", k.TEXT, attr="place.ticket_id"),
@@ -172,11 +172,11 @@ PLACE: Final[tuple[Row, ...]] = (
 NOWHERE: Final = ms.QueuePlace(position=0, estimated_wait_s=0, ticket_id="", queue_length=0)
 ERROR_SESSION: Final = Field("session_id", k.TEXT, "", omit=True)
 """The session of an error, if known; other servers do not name it."""
-RECORDED: Final[tuple[Row, ...]] = (
+RECORDED: Final[tuple[Row | str, ...]] = (
     Field("recording_id", k.TEXT, "", omit=True),
     Field("recording_notice", k.TEXT, "", omit=True),
 )
-METRICS: Final[tuple[Row, ...]] = (
+METRICS: Final[tuple[Row | str, ...]] = (
     Field("kv_cache_length", k.INTEGER, 0),
     Field("prefill_ms", TIME_MS, 0.0),
     Field("generate_ms", TIME_MS, 0.0),
@@ -209,8 +209,8 @@ COMMON: Final = (
                 k.choice(ERROR_TYPES),
                 lambda report: errors.error_type(report.code),
                 is_read=False,
-                doc="Whose mistake it is.",
             ),
+            "Whose mistake it is.",
             is_required=True,
         ),
         ERROR_SESSION,
@@ -241,7 +241,7 @@ _WINDOWS: Final = get_args(SlidingWindow)
 WINDOW: Final = attrs.evolve(
     k.choice(_WINDOWS), read=lambda value, at: value.choice(at.context.sliding_windows)
 )
-CONFIG: Final[tuple[Row, ...]] = (
+CONFIG: Final[tuple[Row | str, ...]] = (
     setting("generate_audio", k.FLAG, _DEFAULT.generate_audio),
     setting("force_listen_count", k.integer(0, 100), _DEFAULT.force_listen_count),
     setting(
@@ -256,22 +256,10 @@ CONFIG: Final[tuple[Row, ...]] = (
     one_value("ls_mode", k.choice(("explicit",))),
     one_value("chunk_ms", k.integer(CHUNK_MS, CHUNK_MS)),
     one_value("sample_rate", k.integer(INPUT_RATE_HZ, INPUT_RATE_HZ)),
-    Field(
-        "max_slice_nums",
-        SLICES,
-        1,
-        attr="^inner_slices",
-        is_written=False,
-        doc="Slices a frame may be cut into, 1-9, for appends that do not say.",
-    ),
-    Field(
-        "decode_mode",
-        k.choice(DECODE_MODES),
-        "sampling",
-        attr="^decode_mode",
-        is_written=False,
-        doc="`greedy` takes the most likely token, as a `temperature` of 0 does.",
-    ),
+    Field("max_slice_nums", SLICES, 1, attr="^inner_slices", is_written=False),
+    "Slices a frame may be cut into, 1-9, for appends that do not say.",
+    Field("decode_mode", k.choice(DECODE_MODES), "sampling", attr="^decode_mode", is_written=False),
+    "`greedy` takes the most likely token, as a `temperature` of 0 does.",
     one_value("text_repetition_penalty", k.number(1.05, 1.05), _REPETITION),
     one_value("text_repetition_window_size", k.integer(512, 512), _REPETITION),
     one_value("listen_top_k", k.integer(0, 0), "listening is sampled as any token is"),

@@ -87,6 +87,7 @@ def test_a_stdout_that_was_never_open_is_no_failure() -> None:
     assert (closed.returncode, closed.stderr) == (0, "")
 
 
+@pytest.mark.soak  # it runs pytest in an interpreter of its own, for what every CI does.
 def test_tests_need_no_terminal(tmp_path: Path) -> None:
     """In a background job, where SIGINT is ignored, tests that send one would hang."""
     ignored = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "

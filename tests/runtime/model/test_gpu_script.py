@@ -66,6 +66,7 @@ def test_parts_are_held_to_a_cpu_and_timed(tmp_path: Path, monkeypatch: pytest.M
     assert found["voice"]["launched"]["1"]["ms"] > 0
 
 
+@pytest.mark.soak  # `test_all_stages_but_the_longest_run` runs the script; this its slowest stage.
 def test_a_server_is_measured_and_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures of a server would be those of one that answered nothing."""
     words = ["--model", "backend:full:tiny", "--sessions", "1", "--seconds", "2", "--replay"]

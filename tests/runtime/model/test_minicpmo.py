@@ -85,6 +85,7 @@ def test_it_listens_speaks_and_ends_turns(start: Open) -> None:
     assert any(result.codec_ids for result in results)
 
 
+@pytest.mark.soak  # `test_engine_isolation.py` draws the sessions.
 def test_sessions_in_turns_do_not_touch(start: Open, straight: list[Row]) -> None:
     """One client's words would change another's (B8)."""
     one, other = start(), start(opening(5))
@@ -115,6 +116,7 @@ def test_another_process_gives_the_same_bytes(model: DuplexModel, tmp_path: Path
     assert process.stdout.strip() == digest(model)
 
 
+@pytest.mark.soak  # `test_a_released_slot_is_all_zeros` looks at the slot itself.
 def test_a_used_slot_is_as_good_as_new(model: DuplexModel, start: Open, tmp_path: Path) -> None:
     """A caller would get traces of the one before (B8)."""
     fresh = random_model.load(tmp_path, slots=1)

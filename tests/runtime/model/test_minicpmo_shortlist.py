@@ -408,6 +408,7 @@ def answered(model: DuplexModel, seed: int) -> tuple[object, ...]:
     return tuple(facts(chunks, result) for _, chunks, result in facts_of)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("course", [duplex, transcribed, answered])
 def test_a_session_is_the_same_with_shortlists(tiny: DuplexModel, course: Any) -> None:
     """What is said on a GPU would depend on how its logits are looked at; or nothing be gained."""
@@ -419,6 +420,7 @@ def test_a_session_is_the_same_with_shortlists(tiny: DuplexModel, course: Any) -
     assert made.unsettled <= RARE * made.settled
 
 
+@pytest.mark.soak  # `test_a_session_is_the_same_with_shortlists` decides by itself.
 def test_a_forced_session_is_the_same_with_shortlists(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

@@ -142,7 +142,7 @@ def test_events_and_tools_are_input(start: random_model.Open) -> None:
     assert with_events.logits_hash != without.logits_hash
 
 
-@pytest.mark.parametrize("forced", [False, True])
+@pytest.mark.parametrize("forced", sample([False, True], [True]))
 def test_a_recorded_session_is_run_again(start: random_model.Open, *, forced: bool) -> None:
     """With the recorded decisions or its own, all that follows has the same bytes."""
     session, again = start(opening()), start(opening())
@@ -249,6 +249,7 @@ def test_no_room_is_kept_for_errors_that_cannot_come(model: DuplexModel) -> None
     assert slots.events([*begun, first, result("0" * 2_000, "t2")]) == in_place
 
 
+@pytest.mark.soak  # `test_the_context_is_never_overrun` is shorter.
 def test_results_end_no_session_whose_window_slides(start: random_model.Open) -> None:
     """A client that answers at length would lose its session, though the oldest is forgotten."""
     config = DuplexConfig(sliding_window="basic", generate_audio=False)

@@ -510,6 +510,7 @@ def test_where_steps_are_not_exact_each_session_has_its_own(
     assert "steps of tokens by torch are not exact for several sessions" in caplog.text
 
 
+@pytest.mark.soak  # `test_a_neighbour_who_has_said_more_is_found_out` has one slot more.
 def test_it_is_found_out_in_a_replay_too(
     model: DuplexModel, exact: Callable[[int], ModelRunner]
 ) -> None:

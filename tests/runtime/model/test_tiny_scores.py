@@ -96,6 +96,8 @@ def test_answers_what_it_knows_and_never_interrupts(model: DuplexModel, heldout:
     assert scores["ended_turn"] >= 0.9
 
 
+# `test_answers_what_it_knows_and_never_interrupts` asks the weights as they are.
+@pytest.mark.soak
 def test_quantised_to_8_bits_it_answers_as_well(heldout: Path) -> None:
     """Who serves a model in half the memory would get another one."""
     quantised = DuplexModel.load(FIXTURES / "tiny", slots=ROWS_MIN, quantize="int8")
@@ -115,11 +117,13 @@ def test_leaves_most_unknown_speech_unanswered(model: DuplexModel, heldout: Path
     assert score_unknown(model, heldout)["left_unanswered"] >= 0.65
 
 
+@pytest.mark.soak  # the same answers, later.
 def test_answers_after_a_minute_of_quiet(model: DuplexModel, heldout: Path) -> None:
     """A session would go deaf with time."""
     assert score_late(model, heldout)["answered_right"] >= 0.75
 
 
+@pytest.mark.soak  # the same answers, beside pictures.
 def test_a_picture_in_every_second_leaves_its_answers_right(
     model: DuplexModel, heldout: Path
 ) -> None:
@@ -144,6 +148,7 @@ def test_stops_for_whoever_speaks_into_its_answer(model: DuplexModel, heldout: P
     assert scores["answered_right"] >= 0.8
 
 
+@pytest.mark.soak  # `test_stops_for_whoever_speaks_into_its_answer` interrupts with words.
 def test_does_not_stop_for_a_noise(model: DuplexModel, heldout: Path) -> None:
     """A knock on the table would cut its answers off."""
     assert score_noise_during_answer(model, heldout)["went_on"] >= 0.9
@@ -173,6 +178,7 @@ def test_says_in_chat_which_colour_it_sees(model: DuplexModel, heldout: Path) ->
     assert scores["named_right_spoken"] >= 0.8
 
 
+@pytest.mark.soak  # the same answers, in chat.
 def test_answers_aloud_in_the_same_words(model: DuplexModel, heldout: Path) -> None:
     """Speech on request would be missing, or say something else than the text."""
     scores = score_chat_aloud(model, heldout)
