@@ -23,7 +23,7 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (229, 1),
     "protocol": (13_332, 58),
     "recorder": (4_249, 31),
-    "runtime": (23_098, 129),
+    "runtime": (23_104, 129),
     "runtime/model": (9_921, 48),
     "replay": (10_640, 55),
 }

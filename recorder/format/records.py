@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import attrs
 
@@ -91,7 +91,7 @@ class Record:
 
 def size_bytes(value: Value) -> int:
     """Estimate the memory of a value in bytes, without iterating over lists of numbers."""
-    size, left = 0, [value]
+    size, left = 0, list[Any]((value,))
     for each in left:
         kind = type(each)
         if kind in _NUMBERS:

@@ -172,13 +172,22 @@ def error_response(
     return json_response(error_for(request.scope["path"], status, body), status, headers)
 
 
+_CODES: Final = {
+    413: "request_entity_too_large",
+    414: "request_uri_too_long",
+    416: "requested_range_not_satisfiable",
+    422: "unprocessable_entity",
+}
+"""Codes of errors that Python 3.13 has other names for."""
+
+
 def body_of(error: HTTPException) -> bytes:
     """The JSON body of an `HTTPException`."""
     if isinstance(error, CodedError):
         return error.body
     status = HTTPStatus(error.status_code)
     message = error.detail.lower() if error.detail else status.phrase.lower()
-    return error_body(status.name.lower(), message)
+    return error_body(_CODES.get(status, status.name.lower()), message)
 
 
 async def _request_timeout(request: Request, _error: Exception) -> Response:

@@ -18,6 +18,7 @@ def test_conversations_outlive_their_server(tmp_path: Path) -> None:
     """A server that is killed, or upgraded, ends all conversations."""
     found = Counter[str]()
     assert soak(["killed", "stopped"], 3, tmp_path, found, together=TOGETHER) == []
-    assert found["conversations"] >= TOGETHER  # on a busy machine each has time for one
+    ended = found["conversations"] + found["ended while their client was away"]
+    assert ended >= TOGETHER  # on a busy machine each has time for one
     assert found["sessions taken up"] > 2
     assert found["left open"] < found["conversations"] / 4

@@ -64,8 +64,8 @@ WORKER: Final = (sys.executable, "-u", "-c", "import sys;exec(eval(sys.stdin.rea
 """How pytest-xdist starts a worker."""
 READ_AT_START: Final = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_", "LC_", "LANG")
 """Variables of an interpreter and its libraries, but for `PYTHONPATH`."""
-STARTS_OTHERS: Final = frozenset({"--isolate", "demo"})
-"""Words of commands that start others: these are forked too."""
+ISOLATES: Final = "--isolate"
+"""Has a server start workers, which are forked too."""
 NEW_INTERPRETER: Final = (*RUN[:3], f"{RUN[3]} # not forked")
 """Runs `antiphon` as `RUN` does, in an interpreter that has imported nothing."""
 LIBC: Final = ctypes.CDLL(None, use_errno=True)
@@ -241,7 +241,7 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     LIBC.prctl(PR_SET_NAME, (request["arguments"] or [""])[0].encode()[:NAME_BYTES_MAX], 0, 0, 0)
-    if request["is_worker"] or not STARTS_OTHERS.isdisjoint(request["arguments"]):
+    if request["is_worker"] or ISOLATES in request["arguments"]:
         Popen.server = ForkServer.forked()
         if Popen.server is None:
             return  # a command has ended

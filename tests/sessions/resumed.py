@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
@@ -42,11 +43,12 @@ WAIT_S: Final = 240
 
 @attrs.define
 class Told:
-    """What a client sent and heard, once each."""
+    """What a client sent and heard, once each, and its longest time without hearing anything."""
 
     recording_id: str = ""
     sent: list[str] = attrs.Factory(list)
     heard: list[str] = attrs.Factory(list)
+    silent_s: float = 0.0
 
 
 class Tap:
@@ -55,6 +57,7 @@ class Tap:
     def __init__(self, socket: FrameSocket, told: Told) -> None:
         self._socket = socket
         self._told = told
+        self._heard_s = time.monotonic()
 
     @property
     def closed(self) -> tuple[int, str] | None:
@@ -63,7 +66,11 @@ class Tap:
 
     async def receive(self) -> str | bytes:
         """As `FrameSocket`."""
-        frame = await self._socket.receive()
+        try:
+            frame = await self._socket.receive()
+        finally:
+            silent_s, self._heard_s = time.monotonic() - self._heard_s, time.monotonic()
+            self._told.silent_s = max(self._told.silent_s, silent_s)
         assert isinstance(frame, str)
         self._told.heard.append(frame)
         return frame

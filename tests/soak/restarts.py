@@ -49,6 +49,8 @@ LIFE_S_MAX: Final = 5.0
 """Of a server: a client whose wait has grown must find one some time."""
 TURN_LOST: Final = '"inference_error"'
 """A turn is asked again once: a second loss ends it with this error, and the chat goes on."""
+AWAY_S: Final = 30.0
+"""Of a client, on a busy machine: then a session that is not set up has ended (docs/resume.md)."""
 FLAGS: Final = ("--resumable", "--drain-s", "0")
 
 
@@ -111,6 +113,9 @@ def soak(
             wrong = talk(kind, url, drawn, told, model)
             if wrong and (not told.recording_id or REFUSED in wrong):  # it did not begin
                 time.sleep(0.2)
+                continue
+            if wrong and told.silent_s > AWAY_S:
+                found["ended while their client was away"] += 1
                 continue
             failures.extend([wrong] if wrong else [])
             told_of.append((kind, drawn, told))

@@ -55,7 +55,7 @@ def test_a_sound_checkpoint_would_be_served(checkpoint: Path) -> None:
     sizes = found.memory.session_bytes
     assert sizes["llm"] + sizes["tts"] + sizes["audio"] == model.runner.slot_bytes
     assert found.memory.slots_fit > 1
-    assert found.versions["torch"] == torch.__version__
+    assert torch.__version__.startswith(found.versions["torch"])  # without a build such as `+cu130`
 
 
 def test_nothing_is_loaded(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
