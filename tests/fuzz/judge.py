@@ -403,11 +403,10 @@ def wrong_with(code: int, reason: str, before: Before) -> Iterator[Finding]:
 
 
 def _owes_a_goodbye(code: int, reason: str, before: Before) -> bool:
-    """Whether `session.closed` was due; 003 has none for a silent client."""
-    is_silent = before.session_kind is SessionKind.TRANSCRIPTION and (code, reason) == (
-        CLOSE_NORMAL,
-        "idle",
-    )
+    """Whether `session.closed` was due; 003 has none for a silent client, or one of Realtime's."""
+    is_transcription = before.session_kind is SessionKind.TRANSCRIPTION
+    ends_bare = code == CLOSE_NORMAL and reason in ("idle", ErrorCode.INVALID_EVENT)
+    is_silent = is_transcription and ends_bare
     says = before.state is State.ACTIVE and before.session_kind is not SessionKind.REQUEST
     return says and code not in TRANSPORT_CLOSES and not (is_silent or before.is_silent)
 
@@ -420,6 +419,8 @@ def _finding(kind: str, label: str, reason: str) -> Finding:
 
 _EARLY_ERRORS: Final = (ErrorCode.ITEM_NOT_FOUND, ErrorCode.INVALID_PAYLOAD)
 """Of an item that waits, whose place or id the server does not take."""
+_LATE_ERRORS: Final = (ErrorCode.MODEL_NOT_FOUND, ErrorCode.ACTIVE_RESPONSE, ErrorCode.UNSUPPORTED)
+"""What the server lacks: a model by that name, room for another response, a model with tools."""
 FRAMES_A_UNIT: Final = 2
 """In `realtime` a unit's text and sound are separate messages."""
 FINDINGS_MAX: Final = 8
@@ -672,9 +673,10 @@ class Judge:
         """The server lacks what it might have, or heard speech: nothing is sure from then on."""
         owed_code = None if self.owed is None else self.owed.code
         code = message.code if isinstance(message, ErrorReport) else None
-        is_early = self._is_openai and not self.has_slot and code in _EARLY_ERRORS
+        was_queued = not self.has_slot or (self.owed is not None and self.owed.gate is Gate.QUEUED)
+        is_early = self._is_openai and was_queued and code in _EARLY_ERRORS
         is_heard = isinstance(message, InputStep) and message.kind.startswith(("speech", "timeout"))
-        is_late = is_early or code in (ErrorCode.MODEL_NOT_FOUND, ErrorCode.ACTIVE_RESPONSE)
+        is_late = is_early or code in _LATE_ERRORS
         is_late |= code is ErrorCode.INVALID_PAYLOAD and self._pictures > 0
         if is_heard or (is_late and owed_code is not code):
             self.is_sure, self.owed = False, None
@@ -731,7 +733,8 @@ class Judge:
             self._judge_close(code, reason, state)
         if self.owed is not None and self.is_sure and not self.broke:
             self._note(self.owed, f"close {code}")
-            if self.owed.closes and code not in self.owed.closes:
+            has_failed = code == CLOSE_INTERNAL_ERROR and self._case.script != "default"
+            if self.owed.closes and code not in self.owed.closes and not has_failed:
                 label = f"{self.owed.kind} in {self.owed.gate}: close {code}, not"
                 self.found("close", f"{label} {' or '.join(map(str, self.owed.closes))}", reason)
         self.owed = None
