@@ -38,6 +38,7 @@ from recorder.read.reader import LogReader, read
 from recorder.read.scan import Damage, FileSource, Scanner
 from recorder.read.verify import verify
 from recorder.storage.store import Store
+from recorder.write import logfile
 from replay.rerun.logic import replay
 from runtime.session import crash_recovery
 from tests.golden.stage import picture
@@ -63,6 +64,8 @@ TRIES: Final = 2
 KILLED_NS: Final = 1_800_000_000 * NS_PER_S
 UNTIL_FOUND_NS: Final = NS_PER_S // 50
 """From there until the next server looks, by the wall clock; a busy machine would take seconds."""
+BLOCK_BYTES: Final = 256 << 10
+"""Less than a second of `openai` takes, so that a kill may leave a part of a step."""
 ALONE_S: Final = 700.0
 """A client is waited for 600 s."""
 HEARD: Final = ("type", "kind", "text", "audio", "delta", "transcript", "code", "reason")
@@ -307,7 +310,10 @@ def kill_everywhere(
             kills += len(said)
 
     clock = SimpleNamespace(time_ns=lambda: KILLED_NS + UNTIL_FOUND_NS)
-    with patch.object(crash_recovery, "time", clock):
+    with (
+        patch.object(crash_recovery, "time", clock),
+        patch.object(logfile, "BLOCK_BYTES", BLOCK_BYTES),
+    ):
         on_virtual_time(body)
     return kills, found
 
