@@ -29,9 +29,10 @@ from ..values.modes import OF_MODE
 from ..values.state import ACCEPT, KEEP, OPENAI_GATES, Gate, Verdict, judge
 from ..values.utf8 import KEPT_CHARS, Frame, Refused, Shortened, Utf8Text
 from ..wire import dialects
-from ..wire.codec import Context, Json, dump_frame, not_json, parse_frame
+from ..wire.codec import Context, Json, dump_frame, parse_frame
 from ..wire.dialects.shared import OPENAI_SESSIONS, STANDALONE, TOOL_RESULT, is_openai_update
 from ..wire.dialects.transcription import begins_with_create
+from ..wire.strict import not_json
 from ..wire.table import Dialect
 from ..wire.template import EVENT_ID, Alike, Template
 from .kind import Kind

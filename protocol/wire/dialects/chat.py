@@ -20,9 +20,10 @@ from ...values import requests as rq
 from ...values.behaviour import ASKED_SPEECH, DUPLEX_TOOLS, SOUND_FILES
 from ...values.messages import ToolCalled
 from .. import kinds as k
-from ..codec import Nested, Reading, Value, as_object, encode_base64, invalid, nested_in
+from ..codec import Reading, Value, as_object, encode_base64, invalid
 from ..dialects import shared
 from ..media import WAV_RATE_HZ_MAX, WAV_RATE_HZ_MIN, audio_s, check_image, read_audio
+from ..strict import Nested, nested_in
 from ..table import (
     Field,
     Object,

@@ -27,7 +27,7 @@ from xml.parsers import expat
 
 from protocol.values.errors import FrameError
 from protocol.values.model import Tool, ToolCall
-from protocol.wire.codec import count_keys
+from protocol.wire.strict import count_keys
 
 from .tool_calls import CallInvalid, written
 
