@@ -620,20 +620,20 @@ class Dialect:
         choose = self._choose.get(type(message))
         if choose is not None:
             return tuple([table.encode(message) for table in choose(message)])
-        table = self._written.get(type(message))
-        if table is None:
-            raise no_frame(self, message)
-        return (table.encode(message),)
+        return (self._table_of(message).encode(message),)
 
     def encode_request(self, message: ClientMessage) -> str:
         """Write a client's message as a frame.
 
         `LocalProtocolError` if the dialect has no frame for it, or no field for a part.
         """
+        return self._table_of(message).encode(message)
+
+    def _table_of(self, message: ClientMessage | ServerMessage) -> Table:
         table = self._written.get(type(message))
         if table is None:
             raise no_frame(self, message)
-        return table.encode(message)
+        return table
 
     def decode(self, body: Json, _mode: Mode = "video") -> tuple[ServerMessage, ...]:
         """Read a server's message; a speaking unit may come as several.

@@ -121,8 +121,7 @@ def effect_record(effect: ef.Effect, hashes: Hashes | None = None) -> tuple[str,
     hash_of = digest if hashes is None else hashes.of
     if hashes is not None and isinstance(effect, ef.DecodeMedia) and effect.kind == "jpeg":
         hash_of = hashes.keep
-    plain = plain_of(effect)
-    fields = {k: v if type(v) in _SCALARS else _hashed(v, hash_of) for k, v in plain.items()}
+    fields = _all_hashed(plain_of(effect), hash_of)
     fields["type"] = RECORD_NAMES[type(effect)]
     return "effect", fields
 
@@ -167,11 +166,15 @@ def _named(classes: Mapping[str, type[T]], fields: Fields) -> tuple[type[T], dic
     return cls, rest
 
 
+def _all_hashed(values: Mapping[str, Value], hash_of: Callable[[bytes], str]) -> dict[str, Value]:
+    return {k: v if type(v) in _SCALARS else _hashed(v, hash_of) for k, v in values.items()}
+
+
 def _hashed(value: Value, hash_of: Callable[[bytes], str]) -> Value:
     if isinstance(value, bytes):
         return {"bytes": len(value), "blake2b": hash_of(value)}
     if isinstance(value, (dict, Mapping)):  # checking only the ABC is slow
-        return {k: v if type(v) in _SCALARS else _hashed(v, hash_of) for k, v in value.items()}
+        return _all_hashed(value, hash_of)
     if isinstance(value, (list, tuple)):
         return [_hashed(item, hash_of) for item in value]
     return value

@@ -95,6 +95,8 @@ _OPCODES: Final = frozenset({0x0, 0x1, 0x2, 0x8, 0x9, 0xA})
 _TWO_BYTES: Final = 126
 _EIGHT_BYTES: Final = 127
 _MASK_BYTES: Final = 4
+_SIZES_MIN: Final = {6: 0, 8: _TWO_BYTES, 14: 1 << 16}
+"""The least size of a masked frame by the length of its header: sizes have one form (5.2)."""
 CONTROL_BYTES_MAX: Final = 125
 """RFC 6455, 5.5: longer ones are invalid."""
 
@@ -154,8 +156,8 @@ class FrameScanner:
         start, size = _payload_at(data, at)
         if start > len(data) or size > min(bytes_max, self._message_bytes_max):
             return None
-        if size < {2: _TWO_BYTES, 8: 1 << 16}.get(start - at - 2 - _MASK_BYTES, 0):
-            return None  # sizes have one form (5.2)
+        if size < _SIZES_MIN[start - at]:
+            return None
         return Whole(data[start - _MASK_BYTES : start], start, start + size)
 
     def run(self, data: bytes, at: int, cost_max: float) -> Run:

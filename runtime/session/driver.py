@@ -536,14 +536,13 @@ class Driver:
 
     def _find_speech(self, effect: ef.DetectSpeech, now_ns: int) -> None:
         """Have speech found in sound, before any other event is taken."""
-        if self._events.is_held:
-            self._sounds.append(effect)  # of the same step
-        elif self._detector.is_slow(effect):
-            self._sounds.append(effect)
+        if not (self._events.is_held or self._detector.is_slow(effect)):
+            self._events.put_first(self._detector.detect(effect, now_ns))
+            return
+        self._sounds.append(effect)
+        if not self._events.is_held:  # else it is of the same step
             self._events.is_held = True
             self._tasks.start_soon(self._judge, now_ns)
-        else:
-            self._events.put_first(self._detector.detect(effect, now_ns))
 
     async def _judge(self, at_ns: int) -> None:
         """Judge the sounds of a step, and then go on."""

@@ -536,8 +536,7 @@ class Meter:
     def saw(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Shown) -> None:
         """Count an event and its effects."""
         self._now_ns = event.at_ns
-        if not isinstance(event, ev.UnitDone | ev.FinalizeDone):  # those concern its units only
-            self._happened(event)
+        self._happened(event)
         self._work.saw(event, effects, session)
         if self._talk is not None:
             self._talk.saw(event, effects, session)

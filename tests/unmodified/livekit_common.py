@@ -18,7 +18,7 @@ async def clock() -> str:
 
 
 def result_of(call: llm.FunctionCall) -> llm.FunctionCallOutput:
-    """The result of a call of it, where no agent runs it."""
+    """What the clock returns, for a session in which no agent runs functions."""
     return llm.FunctionCallOutput(call_id=call.call_id, name=call.name, output=HOUR, is_error=False)
 
 

@@ -123,11 +123,11 @@ def test_a_request_has_the_same_bits_in_any_batch(runner: ModelRunner) -> None:
     assert rows_are_independent(runner.parts)
     for count in (1, 2, 11, 77):
         works = [Feed(slot=slot, start=0, rows=noise(count, 192, seed=slot)) for slot in range(3)]
-        alone = [runner.compute([work])[0].logits.whole() for work in works]
+        one_by_one = [runner.compute([work])[0].logits.whole() for work in works]
         for batch in ([0, 1, 2], [2, 0], [1]):
             fed = runner.compute([works[index] for index in batch])
             for index, got in zip(batch, fed, strict=True):
-                assert torch.equal(got.logits.whole(), alone[index])
+                assert torch.equal(got.logits.whole(), one_by_one[index])
     speaks = [Speak(slot=slot, start=0, rows=noise(1, 128, seed=slot)) for slot in range(3)]
     for got, work in zip(runner.compute(speaks), speaks, strict=True):
         assert torch.equal(got.whole(), runner.compute([work])[0].whole())
@@ -218,9 +218,9 @@ def test_units_heard_together_have_the_bits_of_one_alone(runner: ModelRunner) ->
         Hearing(mel=noise(80, 102 if slot == 0 else 104, seed=slot), slot=slot, units=slot)
         for slot in range(3)
     ]
-    alone = [runner.compute([hearing])[0] for hearing in hearings]
+    one_by_one = [runner.compute([hearing])[0] for hearing in hearings]
     together = runner.compute(hearings)
-    assert all(map(torch.equal, together, alone))
+    assert all(map(torch.equal, together, one_by_one))
 
 
 # -- pictures -------------------------------------------------------------------------------------
