@@ -261,7 +261,7 @@ def _result_step(*names: str) -> Simplification:
 
 def _silence(event: ev.Event) -> ev.Event:
     if isinstance(event, ev.MediaDecoded):
-        return without_media(event, lambda jpeg: hide_picture(jpeg, "remove"))
+        return without_media(event, hide_picture)
     where = _RESULTS.get(type(event))
     made: Any = None if where is None else getattr(event, where)
     if where is None or not getattr(made, "pcm", b""):

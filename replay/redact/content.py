@@ -5,8 +5,8 @@ Sound and pictures become files of the same length that a session treats alike:
 - The length in bytes and the header's values stay: a session reads nothing else. An invalid file is
   replaced by an invalid one.
 - Sound becomes silence; the first sample that is not finite stays, because it is checked.
-- A picture becomes grey, or a few blocks of colour, of the same size, padded with zeros. If no such
-  file is short enough, only its header is left: a session takes it, a decoder does not.
+- A picture becomes grey, of the same size, padded with zeros. If no such file is short enough, only
+  its header is left: a session takes it, a decoder does not.
 - A video becomes an empty container.
 
 Words become as many characters and UTF-8 bytes, without content:
@@ -24,24 +24,19 @@ import re
 import struct
 import zlib
 from collections import Counter
-from fractions import Fraction
 from typing import Final, Literal
 
 import attrs
 import numpy as np
 import simplejpeg
-from numpy.typing import NDArray
 
 from protocol.values.errors import FieldError
 from protocol.values.model import SAMPLE_BYTES
 from protocol.wire import media
 from protocol.wire.codec import LOUDEST, looks_float32, looks_int16
-from runtime.media.image import decode_image
-from runtime.media.values import MediaError
 
 Kind = Literal["audio", "video", "image", "text", "prompt", "voice", "name"]
 Side = Literal["user", "model", "both"]
-PictureStyle = Literal["blur", "remove"]
 
 KINDS: Final[dict[Kind, str]] = {
     "audio": "what was said, as sound, and the speech codes that spell it",
@@ -68,7 +63,6 @@ class Policy:
     kinds: frozenset[Kind] = frozenset(KINDS)
     from_ns: int = 0
     to_ns: int | None = None
-    pictures: PictureStyle = "remove"
 
     def covers(self, kind: Kind, side: Side, at_ns: int) -> bool:
         """Whether content of a time is taken out; a side of `both` goes with either."""
@@ -105,10 +99,8 @@ class Tally:
 # -- sound -----------------------------------------------------------------------------------------
 
 
-BLOCKS: Final = 8
-"""Along a blurred picture's longer side: only brightness is left, no face, letter or thing."""
-QUALITIES: Final = (60, 20, 1)
-"""Tried in turn, until the file is short enough: flat blocks look the same in all."""
+QUALITY: Final = 60
+"""Of a JPEG: a grey one has the same length in all."""
 GREY: Final = 128
 
 _RIFF_HEAD_BYTES: Final = 12
@@ -132,8 +124,6 @@ _GREY_CODES: Final = sum(
 ).to_bytes(7, "little")
 """One repeated pixel (RFC 9649, 3.7.2): no transform, cache or groups, and codes of one symbol for
 green, red, blue, alpha and distances, which take no bits."""
-
-Pixels = NDArray[np.uint8]
 
 
 def mute(pcm: bytes) -> bytes:
@@ -197,20 +187,19 @@ def _format(body: bytes) -> bytes:
 # -- pictures --------------------------------------------------------------------------------------
 
 
-def hide_picture(data: bytes, style: PictureStyle) -> bytes:
-    """Replace a JPEG, PNG or WebP by one of the same kind, length and size, others by zeros."""
+def hide_picture(data: bytes) -> bytes:
+    """Replace a JPEG, PNG or WebP by a grey one of the same length and size, others by zeros."""
     try:
         width, height = media.check_image("", data)
     except FieldError:
         return bytes(len(data))
-    shown = _mosaic(data, width, height) if style == "blur" else None
-    is_png = data.startswith(media.PNG_SIGNATURE)
-    encode = _encode_png if is_png else _encode_webp if media.is_webp(data) else _encode_jpeg
-    for blocks in (shown, np.full((1, 1), GREY, np.uint8)):
-        made = None if blocks is None else encode(blocks, width, height, len(data))
-        if made is not None:
-            return made.ljust(len(data), b"\0")
-    return header_only(data)
+    if data.startswith(media.PNG_SIGNATURE):
+        made = _grey_png(width, height)
+    elif media.is_webp(data):
+        made = _lossless_webp(width, height, _GREY_CODES)
+    else:
+        made = _grey_jpeg(width, height)
+    return made.ljust(len(data), b"\0") if len(made) <= len(data) else header_only(data)
 
 
 def header_only(data: bytes) -> bytes:
@@ -220,7 +209,7 @@ def header_only(data: bytes) -> bytes:
     except FieldError:
         return bytes(len(data))
     if data.startswith(media.PNG_SIGNATURE):
-        made = media.PNG_SIGNATURE + _chunk(b"IHDR", _png_form(width, height, channels=1))
+        made = media.PNG_SIGNATURE + _chunk(b"IHDR", _png_form(width, height))
     elif media.is_webp(data):
         made = _lossless_webp(width, height)
     else:  # SOI and a frame header of one component (ITU T.81, B.2.2)
@@ -235,61 +224,11 @@ def is_whole(picture: bytes) -> bool:
     return any(picture.find(end) >= 0 for end in (_END_OF_IMAGE, b"IEND"))
 
 
-def _mosaic(data: bytes, width: int, height: int) -> Pixels | None:
-    """A picture averaged over a few blocks, shape (rows, columns, 3); None if damaged."""
-    try:
-        jpeg = decode_image(data)
-        pixels = simplejpeg.decode_jpeg(jpeg, min_height=BLOCKS, min_width=BLOCKS)
-    except (MediaError, ValueError):
-        return None
-    side = max(width, height)
-    rows, columns = (max(1, round(BLOCKS * length / side)) for length in (height, width))
-    bands = [band for band in np.array_split(pixels, rows, axis=0) if band.size]
-    blocks = [
-        [part.mean(axis=(0, 1)) for part in np.array_split(band, columns, axis=1) if part.size]
-        for band in bands
-    ]
-    return np.asarray(blocks).astype(np.uint8)
-
-
-def _spread(blocks: Pixels, width: int, height: int) -> Pixels:
-    rows = np.arange(height) * len(blocks) // height
-    columns = np.arange(width) * blocks.shape[1] // width
-    return np.ascontiguousarray(blocks[rows][:, columns])
-
-
-def _encode_jpeg(blocks: Pixels, width: int, height: int, bytes_max: int) -> bytes | None:
-    shown = _spread(blocks, width, height)
-    for quality in QUALITIES:
-        made = bytes(
-            simplejpeg.encode_jpeg(shown, quality=quality, colorsubsampling="420")
-            if shown.ndim == 3
-            else simplejpeg.encode_jpeg(
-                shown[..., None], quality=quality, colorspace="GRAY", colorsubsampling="Gray"
-            )
-        )
-        if len(made) <= bytes_max:
-            return made
-    return None
-
-
-def _encode_webp(blocks: Pixels, width: int, height: int, bytes_max: int) -> bytes | None:
-    if blocks.ndim == 2:
-        made = _lossless_webp(width, height, _GREY_CODES)
-        return made if len(made) <= bytes_max else None
-    import av  # It costs 50 ms, for blurred pictures only.
-
-    shown = av.VideoFrame.from_ndarray(_spread(blocks, width, height), "rgb24")
-    frame = shown.reformat(format="yuv420p")
-    for quality in QUALITIES:
-        encoder = av.CodecContext.create("libwebp", "w")
-        assert isinstance(encoder, av.VideoCodecContext)
-        encoder.width, encoder.height, encoder.pix_fmt = width, height, "yuv420p"
-        encoder.time_base, encoder.options = Fraction(1), {"quality": str(quality)}
-        made = b"".join(map(bytes, [*encoder.encode(frame), *encoder.encode(None)]))
-        if len(made) <= bytes_max:
-            return made
-    return None
+def _grey_jpeg(width: int, height: int) -> bytes:
+    shown = np.full((height, width, 1), GREY, np.uint8)
+    gray = {"colorspace": "GRAY", "colorsubsampling": "Gray"}
+    made: bytes = simplejpeg.encode_jpeg(shown, quality=QUALITY, **gray)
+    return made
 
 
 def _lossless_webp(width: int, height: int, codes: bytes = b"") -> bytes:
@@ -299,26 +238,20 @@ def _lossless_webp(width: int, height: int, codes: bytes = b"") -> bytes:
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
-def _encode_png(blocks: Pixels, width: int, height: int, bytes_max: int) -> bytes | None:
-    """A PNG (ISO 15948): grey or RGB, 8 bits, no filter."""
-    channels = 3 if blocks.ndim == 3 else 1
-    row_of_blocks = _spread(blocks, width, len(blocks)).reshape(len(blocks), width * channels)
+def _grey_png(width: int, height: int) -> bytes:
+    """A PNG (ISO 15948): grey, 8 bits, no filter."""
     packer = zlib.compressobj(9)
-    packed = [
-        packer.compress(b"\0" + row_of_blocks[row * len(blocks) // height].tobytes())
-        for row in range(height)
-    ]
+    packed = [packer.compress(b"\0" + bytes([GREY]) * width) for _ in range(height)]
     chunks = (
-        _chunk(b"IHDR", _png_form(width, height, channels)),
+        _chunk(b"IHDR", _png_form(width, height)),
         _chunk(b"IDAT", b"".join([*packed, packer.flush()])),
         _chunk(b"IEND", b""),
     )
-    made = media.PNG_SIGNATURE + b"".join(chunks)
-    return made if len(made) <= bytes_max else None
+    return media.PNG_SIGNATURE + b"".join(chunks)
 
 
-def _png_form(width: int, height: int, channels: int) -> bytes:
-    return struct.pack(">IIBBBBB", width, height, 8, 2 if channels == 3 else 0, 0, 0, 0)
+def _png_form(width: int, height: int) -> bytes:
+    return struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
 
 
 def _chunk(name: bytes, body: bytes) -> bytes:

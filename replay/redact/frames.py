@@ -264,7 +264,7 @@ class FrameEditor:
         """Replace a picture; counts one that could not be drawn."""
         if self.is_rehearsal:
             return content.header_only(picture)
-        hidden = content.hide_picture(picture, self.policy.pictures)
+        hidden = content.hide_picture(picture)
         self.tally.headers_only += any(hidden) and not content.is_whole(hidden)
         return hidden
 

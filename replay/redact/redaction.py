@@ -479,7 +479,6 @@ def to_json(policy: Policy) -> dict[str, Value]:
         "kinds": sorted(policy.kinds),
         "from_s": policy.from_ns / NS_PER_S,
         "to_s": None if policy.to_ns is None else policy.to_ns / NS_PER_S,
-        "pictures": policy.pictures,
     }
 
 
@@ -528,13 +527,6 @@ def rehearse(head: Fields, items: Iterable[Record | Damage], policy: Policy) -> 
     type=click.FloatRange(min=0),
     help="Up to this second; not for a chat or a transcription.",
 )
-@click.option(
-    *("--image", "pictures"),
-    type=click.Choice(("blur", "remove")),
-    default="remove",
-    show_default=True,
-    help="Replace pictures by a few blocks of colour, or by grey.",
-)
 @click.option("--dry-run", is_flag=True, help="Only report what would be removed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def redact_command(
@@ -550,10 +542,10 @@ def redact_command(
 ) -> None:
     """Take the content out of LOG, and write the rest, which still replays.
 
-    Sound becomes silence, words become others of the same length, pictures become grey or a few
-    blocks of colour; token ids, speech codes and hashes from which content could be guessed are
-    taken out too. Lengths, times, counts and settings stay, and so the session takes the same
-    course: logic replay holds. A full replay does not: the model would hear something else.
+    Sound becomes silence, words become others of the same length, pictures become grey; token ids,
+    speech codes and hashes from which content could be guessed are taken out too. Lengths, times,
+    counts and settings stay, and so the session takes the same course: logic replay holds. A full
+    replay does not: the model would hear something else.
 
     Kinds: audio, video (camera frames, and files of videos), image (pictures in a chat), text,
     prompt, voice (reference audio), name (names that clients and operators gave).
@@ -561,7 +553,7 @@ def redact_command(
     \b
     Examples:
       antiphon recordings redact a.session.zst --output shown.session.zst
-      antiphon recordings redact a.session.zst --output b.session.zst --kind video --image blur
+      antiphon recordings redact a.session.zst --output b.session.zst --kind video
       antiphon recordings redact a.session.zst --output b.session.zst --side user --from 12 --to 20
       antiphon recordings redact a.session.zst --dry-run
 
