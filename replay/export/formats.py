@@ -9,10 +9,6 @@ for each unit. Words without sound are joined within one answer without a gap, a
 to be read. Control characters, line breaks and lone surrogates become spaces. Marks are comments in
 WebVTT only.
 
-**An asciicast** of version 2 is the conversation as text that types itself (`asciinema play`): a
-JSON object, then a line `[seconds, "o", text]` for each piece of output, as both voices are heard;
-other notes stand in lines of their own. Only a user's questions have words.
-
 **JSON lines** have an object for each moment, without its sound or picture. The first line is
 `session`, the last `end`. Each has its `kind`, and all but the first the time `at_ms` at which it
 is heard, shown or said: milliseconds from the session's start.
@@ -91,7 +87,7 @@ from ..shared.recordings import RecordingType, next_to, show_bytes, show_seconds
 from ..story.exchanges import asked_texts
 from . import sound
 from .sound import to_pcm16
-from .timeline import Moment, Note, NoteKind, Picture, Timeline, Words
+from .timeline import Moment, Note, Picture, Timeline, Words
 
 # -- captions --------------------------------------------------------------------------------------
 
@@ -213,60 +209,6 @@ def _clock(at_ms: int, point: str) -> str:
     minutes, second = divmod(seconds, 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours:02}:{minute:02}:{second:02}{point}{ms:03}"
-
-
-# -- an asciicast ----------------------------------------------------------------------------------
-
-
-WIDTH: Final = 100
-HEIGHT: Final = 30
-NEW_LINE: Final = "\r\n"
-SHOWN_NOTES: Final[frozenset[NoteKind]] = frozenset(
-    {
-        *("queued", "queue_done", "created", "paused", "resumed", "interrupted", "going_away"),
-        *("error", "closed", "force_listen", "dropped", "unheard", "close", "damage", "mark"),
-        *("shortened", "ahead"),
-    }
-)
-"""Notes of interest to a reader; a listen each second is not."""
-
-
-def write_cast(timeline: Timeline, file: BinaryIO) -> None:
-    """Write the conversation."""
-    wall_ms, name = timeline.head.get("wall_ms"), timeline.head.get("recording_id")
-    head: dict[str, object] = {"version": 2, "width": WIDTH, "height": HEIGHT}
-    if isinstance(wall_ms, int):
-        head["timestamp"] = wall_ms // 1000
-    if isinstance(name, str):
-        head["title"] = plain(name)
-    _dump(head, file)
-    turn: tuple[str, str] | None = None
-    has_pictures = False
-    for moment in timeline:
-        at_ns, text = moment.begin_ns, ""
-        match moment:
-            case Words():
-                goes_on = turn == (moment.voice, moment.response_id) and moment.voice == "model"
-                turn = (moment.voice, moment.response_id)
-                start = "" if goes_on else _stamped(at_ns, f"{moment.speaker}: ")
-                text = start + plain(moment.text)
-            case Note(kind=kind) if kind in SHOWN_NOTES:
-                details = f": {plain(moment.text)}" if moment.text else ""
-                turn, text = None, _stamped(at_ns, f"({kind.replace('_', ' ')}{details})")
-            case Picture() if not has_pictures:
-                has_pictures = True
-                turn, text = None, _stamped(at_ns, "(the user shows pictures)")
-        if text:
-            _type(file, at_ns, text)
-    _type(file, timeline.duration_ns, NEW_LINE)
-
-
-def _stamped(at_ns: int, text: str) -> str:
-    return f"{NEW_LINE if at_ns else ''}[{at_ns / NS_PER_S:7.3f}] {text}"
-
-
-def _type(file: BinaryIO, at_ns: int, text: str) -> None:
-    _dump([round(at_ns / NS_PER_S, 6), "o", text], file)
 
 
 # -- JSON lines ------------------------------------------------------------------------------------
@@ -588,20 +530,19 @@ def _wav(pcm: bytes, rate_hz: int) -> bytes:
 # -- the command -----------------------------------------------------------------------------------
 
 
-Format = Literal["wav", "srt", "vtt", "mp4", "jsonl", "chat", "mcap", "txt", "dataset"]
+Format = Literal["wav", "srt", "vtt", "mp4", "jsonl", "chat", "mcap", "dataset"]
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)
 SUFFIXES: Final[Mapping[str, Format]] = {
     **{f".{name}": name for name in FORMATS},
-    **{".cast": "txt", ".tar": "dataset"},
+    ".tar": "dataset",
 }
 """Formats by a file's ending."""
-STREAMS: Final[frozenset[Format]] = frozenset({"srt", "vtt", "jsonl", "chat", "txt"})
+STREAMS: Final[frozenset[Format]] = frozenset({"srt", "vtt", "jsonl", "chat"})
 """Formats written from start to end, which may go to stdout."""
 
 _WRITERS: Final[Mapping[Format, Callable[[Timeline, BinaryIO], None]]] = {
     **{"wav": sound.write_wav, "mp4": sound.write_mp4, "srt": write_srt, "vtt": write_vtt},
-    **{"txt": write_cast, "jsonl": write_jsonl, "chat": write_chat, "mcap": write_mcap},
-    "dataset": write_dataset,
+    **{"jsonl": write_jsonl, "chat": write_chat, "mcap": write_mcap, "dataset": write_dataset},
 }
 
 
@@ -668,7 +609,6 @@ def export_command(
       mcap   sound, pictures and text for Foxglove and other readers of MCAP
       jsonl  the time line: a line for each sound, picture, text, loss and refusal
       chat   words, calls of tools and results, in OpenAI's format for training chat models
-      txt    the conversation as an asciicast: asciinema play FILE (also .cast)
       dataset  the seconds of a duplex session for a trainer, as a shard of WebDataset (.tar)
 
     All keep the session's clock: 0 is when the client connected. The user's sound ends when it

@@ -88,7 +88,7 @@ def test_errors_name_the_file_and_not_where_it_is_written(tmp_path: Path) -> Non
 LOG: Final = FOLDER / "v1-realtime-spoken.session.zst"
 MADE: Final = {
     "view": ("recordings view", "-o", "out.html"),
-    **{f"export-{to}": ("export", "-o", f"out.{to}") for to in ("cast", *FORMATS)},
+    **{f"export-{to}": ("export", "-o", f"out.{to}") for to in FORMATS},
     "redact": ("recordings redact", "--output", "out.session.zst"),
     "compact": ("recordings compact", "--output", "out.session.zst"),
     "recover": ("recordings recover", "--output", "out.session.zst"),

@@ -480,7 +480,7 @@ def test_damage_is_told_and_passed_by(tmp_path: Path) -> None:
 
 def test_the_format_is_the_suffix_s_unless_told(tmp_path: Path) -> None:
     """`-o call.mp4` would give a WAV."""
-    for name, kind in {"a.WAV": b"RIFF", "b.mcap": b"\x89MCAP", "c.cast": b'{"version"'}.items():
+    for name, kind in {"a.WAV": b"RIFF", "b.mcap": b"\x89MCAP"}.items():
         assert call(VIDEO, "-o", tmp_path / name).exit_code == 0
         assert (tmp_path / name).read_bytes().startswith(kind)
     result = call(VIDEO, "--to", "srt", "-o", tmp_path / "odd.wav")

@@ -92,8 +92,8 @@ def test_captions_of_a_chat_without_sound_can_be_read() -> None:
     assert "<v Model>turn 0: hello (0 pictures, 0 sounds)\n" in text
 
 
-def test_text_of_a_log_is_text_in_captions_and_terminals(tmp_path: Path) -> None:
-    """A model could style, end or split a caption, or move the cursor of who plays a cast."""
+def test_text_of_a_log_is_text_in_captions(tmp_path: Path) -> None:
+    """A model could style, end or split a caption."""
     talk = Talk()
     talk.activate()
     talk.say(impulses(SECOND))
@@ -101,25 +101,11 @@ def test_text_of_a_log_is_text_in_captions_and_terminals(tmp_path: Path) -> None
     talk.at(2_000 * MS)
     talk.finish()
     log = write_log(tmp_path, talk.records)
-    srt, vtt, cast = (exported(log, to).decode() for to in ("srt", "vtt", "txt"))
+    srt, vtt = (exported(log, to).decode() for to in ("srt", "vtt"))
     assert srt.count("-->") == vtt.count("-->") == 1
     assert srt.count("\n\n") == 1
     assert '<v Model>a &lt;b&gt;&amp; 7 00:00:00,000 --&gt; 1 [31m"é"\n' in vtt
     assert "\x1b" not in srt + vtt
-    assert all("\x1b" not in json.loads(line)[2] for line in cast.splitlines()[1:])
-
-
-def test_an_asciicast_plays() -> None:
-    """`asciinema play` would refuse the file, or play it out of time."""
-    head, *events = [json.loads(line) for line in exported(VIDEO, "txt").splitlines()]
-    assert (head["version"], head["title"], head["timestamp"]) == (2, "rec-000001", 1_700_000_000)
-    assert all(kind == "o" for _, kind, _ in events)
-    times = [at_s for at_s, _, _ in events]
-    assert times == sorted(times)
-    assert times[-1] == 15.75
-    text = "".join(shown for _, _, shown in events)
-    assert "[  3.550] Model: unit 2" in text
-    assert "(dropped: second 8 of the input)" in text
 
 
 def test_the_lines_say_what_they_promise() -> None:

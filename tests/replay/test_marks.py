@@ -115,7 +115,6 @@ def test_exports_have_them(log: Path) -> None:
     notes = [line for line in exported(log, "vtt").decode().splitlines() if "NOTE" in line]
     assert [note.split(" ", 2)[2] for note in notes] == ["odd answer", "->  [31m<script>"]
     assert b"odd answer" not in exported(log, "srt")
-    assert b"(mark: odd answer)" in exported(log, "txt")
 
 
 def test_redact_takes_their_words(log: Path, tmp_path: Path) -> None:

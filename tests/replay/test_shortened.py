@@ -74,7 +74,7 @@ def test_it_is_told_by_diff(log: Path) -> None:
     assert (report["a"]["shortened"], report["a"]["shortened_bytes"]) == (1, len(REFUSED))
 
 
-@pytest.mark.parametrize("form", ["jsonl", "txt", "mcap"])
+@pytest.mark.parametrize("form", ["jsonl", "mcap"])
 def test_it_is_told_by_export(log: Path, tmp_path: Path, form: str) -> None:
     """A time line would show an error that answers nothing."""
     made = tmp_path / f"made.{form}"
