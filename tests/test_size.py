@@ -23,7 +23,7 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (229, 1),
     "protocol": (13_339, 59),
     "recorder": (4_250, 31),
-    "runtime": (23_103, 129),
+    "runtime": (22_623, 128),
     "runtime/model": (9_921, 48),
     "replay": (10_533, 55),
 }

@@ -43,7 +43,11 @@ from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder
 from runtime import RUN
 from runtime.commands import interrupts
-from runtime.commands.bench import (
+from runtime.commands.demo import served
+from runtime.net.connection import Ready
+from runtime.session.journal import Journal, OpenLog
+from runtime.session.setup import Identity, SystemIdentities
+from tests.bench.engine import (
     BenchError,
     Speech,
     Times,
@@ -56,10 +60,6 @@ from runtime.commands.bench import (
     sum_up,
     table,
 )
-from runtime.commands.demo import served
-from runtime.net.connection import Ready
-from runtime.session.journal import Journal, OpenLog
-from runtime.session.setup import Identity, SystemIdentities
 from tests.bench.formats import FormatName, JsonLines, Mcap, UnitFormat, Wav
 from tests.bench.gateway.material import input_second, output_second
 from tests.bench.units import SECONDS, SECONDS_MAX, SESSIONS_MANY, measure_units

@@ -51,7 +51,14 @@ from runtime.client.errors import ClientError, SessionClosedError
 from runtime.client.sdk import transcribe
 from runtime.client.transcription import TranscriptionSession
 from runtime.commands import interrupts
-from runtime.commands.bench import (
+from runtime.commands.demo import served
+from runtime.media.sound import read_wav
+from runtime.model.backends.base import BackendError, ContextFull
+from runtime.model.backends.minicpmo.anchor import Transcript
+from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.work import Compute, Feed, Work
+from runtime.model.models import ModelUnknownError, ModelUnusableError, load_checkpoint
+from tests.bench.engine import (
     MS,
     BenchError,
     Speech,
@@ -61,13 +68,6 @@ from runtime.commands.bench import (
     print_progress,
     table,
 )
-from runtime.commands.demo import served
-from runtime.media.sound import read_wav
-from runtime.model.backends.base import BackendError, ContextFull
-from runtime.model.backends.minicpmo.anchor import Transcript
-from runtime.model.backends.minicpmo.model import DuplexModel
-from runtime.model.backends.minicpmo.work import Compute, Feed, Work
-from runtime.model.models import ModelUnknownError, ModelUnusableError, load_checkpoint
 from tests.models.blocking import alone
 
 # -- phrases and their words ----------------------------------------------------------------------

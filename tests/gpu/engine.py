@@ -12,7 +12,9 @@ import attrs
 import torch
 
 from runtime.commands import interrupts
-from runtime.commands.bench import (
+from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.engine.backend import EngineBackend
+from tests.bench.engine import (
     ARRIVALS,
     Arrival,
     Case,
@@ -24,8 +26,6 @@ from runtime.commands.bench import (
     run_engine,
     run_rebuilt,
 )
-from runtime.model.backends.minicpmo.model import DuplexModel
-from runtime.model.engine.backend import EngineBackend
 
 from .profiled import kernels, stages
 

@@ -22,7 +22,8 @@ import antiphon
 from protocol.values.messages import Listen, Speech
 from protocol.values.requests import Append, Init
 from runtime import RUN, SOURCE_TREE
-from runtime.commands.bench import (
+from runtime.commands.demo import served
+from tests.bench.engine import (
     DUE_S,
     MS,
     Arrival,
@@ -33,8 +34,7 @@ from runtime.commands.bench import (
     machine_facts,
     sum_up,
 )
-from runtime.commands.bench import Load as Said
-from runtime.commands.demo import served
+from tests.bench.engine import Load as Said
 from tests.gpu.backend import install
 from tests.gpu.engine import SPEAKING_TOKENS
 from tests.project.evidence import keep, made

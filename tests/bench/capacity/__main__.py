@@ -12,9 +12,9 @@ import click
 import orjson
 
 from runtime.commands import interrupts
-from runtime.commands.bench import print_progress
 from tests.bench.capacity.measure import MODES, Measured, measure
 from tests.bench.capacity.model import Gateway, reckon, tables
+from tests.bench.engine import print_progress
 from tests.bench.gateway.child import ROOT
 
 EVIDENCE: Final = ROOT / "docs" / "evidence" / "capacity.json"
