@@ -23,7 +23,7 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (229, 1),
     "protocol": (13_339, 59),
     "recorder": (4_250, 31),
-    "runtime": (22_592, 127),
+    "runtime": (22_576, 127),
     "runtime/model": (9_857, 48),
     "replay": (10_533, 55),
 }

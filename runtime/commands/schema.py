@@ -19,7 +19,7 @@ What AsyncAPI cannot express is in extensions at the top:
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -29,7 +29,6 @@ from typing import Any, Final
 import attrs
 import click
 import orjson
-import yaml
 
 from protocol.values import errors, limits, model
 from protocol.values.messages import EndReason, QueueDone
@@ -323,47 +322,24 @@ def _message(message: Message) -> Json:
 # -- the command -----------------------------------------------------------------------------------
 
 
-def _as_json() -> str:
-    options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-    return orjson.dumps(asyncapi(), option=options).decode()
-
-
-def _as_yaml() -> str:
-    # Through JSON: plain values, none of them twice the same object, which would become an anchor.
-    document = orjson.loads(_as_json())
-    text: str = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
-    return text
-
-
-FORMATS: Final[Mapping[str, Callable[[], str]]] = {"json": _as_json, "yaml": _as_yaml}
-
-
 @click.command("schema")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(list(FORMATS)),
-    default="json",
-    show_default=True,
-    help="The format of the AsyncAPI 3 document.",
-)
 @click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     help="The file to write [default: standard output].",
 )
-def schema_command(*, form: str, output: Path | None) -> None:
+def schema_command(output: Path | None) -> None:
     """Describe the wire protocols of all dialects: every message, field, state and error.
 
-    Messages and fields are those of the tables by which the server itself reads and writes, so they
-    are those of the version that prints them.
+    It is an AsyncAPI 3 document, in JSON. Messages and fields are those of the tables by which the
+    server itself reads and writes, so they are those of the version that prints them.
 
     \b
-    Examples:
+    Example:
       antiphon dev schema --output antiphon.json
-      antiphon dev schema --format yaml | less
     """  # noqa: D301 - click takes a backspace to keep the lines
-    text = FORMATS[form]()
+    options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+    text = orjson.dumps(asyncapi(), option=options).decode()
     if output is None:
         click.echo(text, nl=False)
         return

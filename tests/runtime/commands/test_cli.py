@@ -72,7 +72,6 @@ def test_a_command_that_is_not_there_is_said_to_be() -> None:
         ("serve --default-mode vdeo", "did you mean video?"),
         ("serve --model tinny --port 0 --no-record", "did you mean tiny?"),
         ("talk a.wav --mode vidio", "did you mean video?"),
-        ("dev schema --format jason", "did you mean json?"),
         (f"recordings redact {LOG} --kind adio", "did you mean audio?"),
         (f"fork {LOG} --at 1 --set temprature=1", "did you mean temperature?"),
     ],

@@ -29,7 +29,6 @@ ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
     "recordings redact": (LOG, "--output", "out.session.zst"),
     "recordings list": (".",),
     "doctor": (),
-    "dev schema": (),
 }
 """What each command is given beside the choice; URL is the address of a server."""
 LONG: Final = frozenset({"demo", "serve", "workers start"})

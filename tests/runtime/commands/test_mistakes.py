@@ -364,14 +364,15 @@ ROWS: Final = """
 2 | eval . --record-suite empty | empty: it is a folder
 2 | eval . --mode opne | Invalid value for '--mode': 'opne' is not one of 'closed', 'open', 'force
 2 | dev schma | No such command 'schma'. Did you mean 'schema'?
-2 | dev schema --format html | Invalid value for '--format': 'html' is not one of 'json', 'yaml'
 1 | dev schema --output nowhere/x | cannot write nowhere/x: No such file or directory
-2 | dev schema --formt json | No such option '--formt'. Did you mean '--format'?
+2 | dev schema --outptu a | No such option '--outptu'. Did you mean '--output'?
 2 | dev schema x | Got unexpected extra argument (x)
 2 | dev schema --dialect nothing | No such option '--dialect'.
-2 | dev schema --format jason | Invalid value for '--format': 'jason' is not one of 'json', 'yaml'
 2 | dev schema --output empty | Invalid value for '--output': File 'empty' is a directory.
 2 | dev schema --json | No such option '--json'.
+2 | dev schema --format yaml | No such option '--format'.
+2 | dev schema --output | Option '--output' requires an argument.
+2 | dev schema --outpt | No such option '--outpt'. Did you mean '--output'?
 2 | dev schema realtime | Got unexpected extra argument (realtime)
 2 | dev schema --mode audio | No such option '--mode'.
 2 | dev states x | Got unexpected extra argument (x)
