@@ -31,11 +31,10 @@ from recorder.format.format import Fields, Record, Value
 from recorder.read.scan import Damage
 
 from .rerun.difference import NOTHING, Difference, label, show
-from .rerun.environment import model_of
+from .rerun.full import model_of
 from .rerun.outputs import compare_outputs, output_difference, snr_db
 from .shared.commands import finish, opened_log, records_of, table
-from .shared.fields import typed
-from .shared.recordings import RecordingType, show_bytes, show_seconds
+from .shared.recordings import RecordingType, show_bytes, show_seconds, typed
 from .story.exchanges import Exchange, audio_ms
 from .story.reading import SessionStory
 

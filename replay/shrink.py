@@ -55,7 +55,7 @@ from .redact.content import Kind, Policy, Tally, hide_picture, mute
 from .redact.frames import FrameEditor
 from .redact.redaction import without_media
 from .rerun.difference import describe
-from .rerun.remake import RemakeError, Remaker, head_record, write
+from .rerun.logic import RemakeError, Remaker, head_record, write
 from .shared.commands import UnusableError, complaint, print_json
 from .shared.recordings import RecordingType
 from .story.exchanges import ANSWERS, CallName, answered, asked, renumbered

@@ -77,7 +77,7 @@ RECORDINGS: Final[Commands] = MappingProxyType(
         "list": ("replay.library.sessions", "List recordings, with measures."),
         "inspect": ("replay.cli", "Describe what happened in a session."),
         "view": ("replay.view.document", "Show a session as one HTML page."),
-        "marks": ("replay.library.marks", "List, add and remove annotations."),
+        "marks": ("replay.library.keep", "List, add and remove annotations."),
         "verify": ("replay.library.keep", "Check a log's integrity."),
         "recover": ("replay.library.keep", "Recover a damaged log."),
         "compact": ("replay.library.keep", "Make finished logs smaller."),

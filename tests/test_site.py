@@ -15,8 +15,8 @@ import pytest
 import antiphon
 from docs.site import __main__ as site
 from docs.site import reference, staging
-from replay.eval.table import MEASURES
-from replay.eval.table import SETTINGS as EVERY_MEASURE
+from replay.eval.evaluate import MEASURES
+from replay.eval.evaluate import SETTINGS as EVERY_MEASURE
 from runtime.net.http import WEBSOCKET_PATHS
 from runtime.serve.gateway import Gateway
 from runtime.settings.settings import Settings, declared

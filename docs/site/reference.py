@@ -12,8 +12,8 @@ from typing import Final
 
 import click
 
-from replay.eval.table import MEASURES
-from replay.eval.table import SETTINGS as EVERY_MEASURE
+from replay.eval.evaluate import MEASURES
+from replay.eval.evaluate import SETTINGS as EVERY_MEASURE
 from runtime.cli import GROUPS, main
 from runtime.serve.routing import SPOKEN
 from runtime.settings.settings import Setting, Settings, declared

@@ -24,10 +24,18 @@ from runtime.settings.settings import DEVICES, DTYPES
 
 from ..eval import reports
 from ..eval.condition import Condition, ConditionType, judge
-from ..eval.evaluate import Baseline, Evaluation, Json, Row, measure_logs, sum_up
-from ..eval.table import MEASURES, OWN_VOICE
-from ..rerun.environment import Loading, model_of
+from ..eval.evaluate import (
+    MEASURES,
+    OWN_VOICE,
+    Baseline,
+    Evaluation,
+    Json,
+    Row,
+    measure_logs,
+    sum_up,
+)
 from ..rerun.folder import JOBS_MAX, find_logs, logs_to_rewrite
+from ..rerun.full import Loading, model_of
 from ..shared import commands
 from ..shared.recordings import RecordingType
 from . import suite as suites

@@ -64,18 +64,27 @@ from runtime.model.backends import base
 from runtime.model.backends.base import Backend
 from runtime.session.setup import Identity
 
-from ..eval.evaluate import DIGITS, Json, Result, Row, measure_log, raw_of, row_of, scores_of
+from ..eval.evaluate import (
+    DIGITS,
+    MEASURES,
+    OWN_VOICE,
+    Json,
+    Result,
+    Row,
+    measure_log,
+    raw_of,
+    row_of,
+    scores_of,
+)
 from ..eval.scores import ForcedSession, lost_in
-from ..eval.table import MEASURES, OWN_VOICE
 from ..export.timeline import Moment, Timeline, Words
-from ..fork.change import CannotForkError, Change, Decided, ForkRefusedError
 from ..fork.command import make_fork
-from ..rerun.environment import Loading, ModelUnavailableError
-from ..rerun.full import ModelRerun, held_units, note_change
+from ..fork.run import CannotForkError, Change, Decided, ForkRefusedError
+from ..rerun.full import Loading, ModelRerun, ModelUnavailableError, held_units, note_change
 from ..rerun.logic import Replayer
 from ..rerun.report import UnitDifference
 from ..shared.commands import UnusableError, Watch, reason
-from ..shared.fields import removed_in, typed
+from ..shared.recordings import removed_in, typed
 
 # -- a recording, before a model is run on it ------------------------------------------------------
 

@@ -54,8 +54,7 @@ from ..eval.evaluate import Row
 from ..eval.reports import junit_xml
 from ..eval.scores import Facts, Gathering, Lost, takes_turn
 from ..export.timeline import Moment, Words
-from ..shared.commands import UnusableError, make_folder, reason, unwritable
-from ..shared.page import printable
+from ..shared.commands import UnusableError, make_folder, printable, reason, unwritable
 
 # -- the manifest ----------------------------------------------------------------------------------
 

@@ -100,7 +100,7 @@ def parse_figure(name: str) -> Figure:
     """Read the name of a measure, and of a statistic after it; raises `ConditionError`."""
     from runtime.settings.settings import nearest
 
-    from .table import MEASURES
+    from .evaluate import MEASURES
 
     measure, statistic = _named(name, MEASURES)
     if measure not in MEASURES:

@@ -33,12 +33,32 @@ from recorder.format.format import SUFFIX
 from recorder.write.files import PART_PREFIX, check_new_file, new_file
 from runtime.measures.measure import Measure
 
-from ..shared.commands import fitted, refuse_log_as_output, table, unwritable
-from ..shared.page import escaped, head_of, policy_of, printable, style_with
+from ..shared.commands import (
+    escaped,
+    fitted,
+    head_of,
+    policy_of,
+    printable,
+    refuse_log_as_output,
+    style_with,
+    table,
+    unwritable,
+)
 from ..shared.recordings import page_next_to, show_span
 from .condition import Condition, judge, show_number
-from .evaluate import Evaluation, Json, Paired, Result, Row, Statistics, verdict_of, worst_values
-from .table import MEASURES, OWN_VOICE, SETTINGS
+from .evaluate import (
+    MEASURES,
+    OWN_VOICE,
+    SETTINGS,
+    Evaluation,
+    Json,
+    Paired,
+    Result,
+    Row,
+    Statistics,
+    verdict_of,
+    worst_values,
+)
 
 # -- names of logs ---------------------------------------------------------------------------------
 

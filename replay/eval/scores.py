@@ -52,7 +52,7 @@ from runtime.telemetry.meters import Instruments, ModeInstruments, UnitMeter
 
 from ..export.timeline import Moment, Timeline, Words
 from ..rerun.outputs import is_near_tie
-from ..shared.fields import removed_in, typed
+from ..shared.recordings import removed_in, typed
 from ..story.exchanges import Exchange
 from ..story.reading import Passage, SessionStory
 

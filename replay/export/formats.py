@@ -78,11 +78,18 @@ from recorder.read.scan import Damage
 from recorder.write.files import new_file
 from runtime.measures.placing import RATE_HZ, Sound
 
-from ..rerun.environment import model_of
+from ..rerun.full import model_of
 from ..shared import commands
 from ..shared.commands import progress
-from ..shared.fields import below, removed_in, typed
-from ..shared.recordings import RecordingType, next_to, show_bytes, show_seconds
+from ..shared.recordings import (
+    RecordingType,
+    below,
+    next_to,
+    removed_in,
+    show_bytes,
+    show_seconds,
+    typed,
+)
 from ..story.exchanges import asked_texts
 from . import sound
 from .sound import to_pcm16

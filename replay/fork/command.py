@@ -39,13 +39,31 @@ from runtime.session.setup import Identity, SystemIdentities
 
 from ..diff import DiffReport, diff_lines, read_and_compare
 from ..rerun.difference import label
-from ..rerun.environment import Loading, ModelUnavailableError, load_model, mismatches
-from ..rerun.full import FORK, IS_HELD, held_units
+from ..rerun.full import (
+    FORK,
+    IS_HELD,
+    Loading,
+    ModelUnavailableError,
+    held_units,
+    load_model,
+    mismatches,
+)
 from ..shared.commands import NotComparableError, UnusableError, complaint, count, finish
-from ..shared.fields import below
-from ..shared.recordings import RecordingType, next_to
-from . import change as changing
-from .run import ForkedModel, ForkRun, RecordedTimes, Watch
+from ..shared.recordings import RecordingType, below, next_to
+from .run import (
+    SETTING_NAMES,
+    CannotForkError,
+    Change,
+    Decided,
+    Forked,
+    ForkedModel,
+    ForkError,
+    ForkRefusedError,
+    ForkRun,
+    RecordedTimes,
+    Watch,
+    read_setting,
+)
 
 MISMATCHES_SHOWN: Final = 4
 """Of an environment: they must fit on one line."""
@@ -56,15 +74,15 @@ Load = Callable[[Loading], Backend]
 
 async def make_fork(
     log: Path,
-    change: changing.Change,
+    change: Change,
     folder: Path,
     *,
     identity: Identity,
     load: Load,
     anyway: bool = False,
     watch: Watch = lambda _done, _units: None,
-    note: Callable[[changing.Decided, changing.Decided], None] = lambda _recorded, _made: None,
-) -> tuple[Path, changing.Forked]:
+    note: Callable[[Decided, Decided], None] = lambda _recorded, _made: None,
+) -> tuple[Path, Forked]:
     """Fork a recording into a folder, created if missing; return the fork's log, and a summary.
 
     Args:
@@ -87,7 +105,7 @@ async def make_fork(
     try:
         name, backend = load_model(head, change.model, load)
     except ModelUnavailableError as error:
-        raise changing.CannotForkError(f"{error}; to take another one: --model") from error
+        raise CannotForkError(f"{error}; to take another one: --model") from error
     is_elsewhere = _check(head, times, backend.info, change, anyway=anyway)
     connected = _connected(times, change, identity, backend.info)
     config = _config(head, change, backend.info, name=name, is_elsewhere=is_elsewhere)
@@ -125,20 +143,20 @@ async def make_fork(
         if logs[0].failure is not None:
             raise logs[0].failure
         if not run.is_reached:
-            raise changing.CannotForkError(f"the session ended before unit {change.at} began")
+            raise CannotForkError(f"the session ended before unit {change.at} began")
     note(times.decided, run.decided)
     of = (connected.recording_id, times.connected.recording_id, times.begin_seq, change.at, name)
     units = session.counts["units"]
-    return path, changing.Forked(*of, units, run.model.prefix, run.ended_early)
+    return path, Forked(*of, units, run.model.prefix, run.ended_early)
 
 
 def _check(
-    head: Fields, times: RecordedTimes, info: BackendInfo, change: changing.Change, *, anyway: bool
+    head: Fields, times: RecordedTimes, info: BackendInfo, change: Change, *, anyway: bool
 ) -> bool:
     """Whether the environment differs from the recording's: `CannotForkError` unless `anyway`."""
     mode = times.connected.mode
     if mode not in info.modes:
-        raise changing.CannotForkError(f"the model {info.name!r} does not serve mode {mode}")
+        raise CannotForkError(f"the model {info.name!r} does not serve mode {mode}")
     found = mismatches(head, info)
     if found and change.model is None and not anyway:
         shown = "; ".join(
@@ -146,12 +164,12 @@ def _check(
             for line in found[:MISMATCHES_SHOWN]
         )
         text = f"the environment differs: {shown}; to fork all the same: --anyway"
-        raise changing.CannotForkError(text)
+        raise CannotForkError(text)
     return bool(found)
 
 
 def _connected(
-    times: RecordedTimes, change: changing.Change, identity: Identity, info: BackendInfo
+    times: RecordedTimes, change: Change, identity: Identity, info: BackendInfo
 ) -> ev.ConnectionOpened:
     limits = times.connected.limits
     if change.model is not None:
@@ -171,7 +189,7 @@ def _connected(
 
 
 def _config(
-    head: Fields, change: changing.Change, info: BackendInfo, *, name: str, is_elsewhere: bool
+    head: Fields, change: Change, info: BackendInfo, *, name: str, is_elsewhere: bool
 ) -> dict[str, Value]:
     of_the_opening = change.seed is not None or change.settings or change.model is not None
     is_other = bool(of_the_opening) or is_elsewhere or held_units(head) > 0
@@ -210,7 +228,7 @@ def _config(
     "settings",
     metavar="NAME=VALUE",
     multiple=True,
-    help=f"Change a setting; repeatable. One of: {', '.join(changing.SETTING_NAMES)}.",
+    help=f"Change a setting; repeatable. One of: {', '.join(SETTING_NAMES)}.",
 )
 @click.option("--model", help="Use another model than the recorded one.")
 @click.option(
@@ -259,15 +277,15 @@ def fork_command(
     """  # noqa: D301 - click takes a backspace to keep the lines
     try:
         pcm = None if sound is None else read_wav(sound)
-        named = dict(map(changing.read_setting, settings))
-        change = changing.Change(pcm=pcm, settings=named, **how)
+        named = dict(map(read_setting, settings))
+        change = Change(pcm=pcm, settings=named, **how)
         folder = out or next_to(log, log.name).parent
         with count("fork", quiet=as_json) as watch:
             make = partial(make_fork, log, change, folder, load=Loading.load, anyway=anyway)
             path, forked = run(partial(make, identity=SystemIdentities().draw(), watch=watch))
-    except (changing.ForkRefusedError, AudioFileError) as error:
+    except (ForkRefusedError, AudioFileError) as error:
         raise UnusableError(str(error)) from error
-    except changing.ForkError as error:
+    except ForkError as error:
         raise NotComparableError(str(error)) from error
     except (OSError, RecorderError) as error:
         raise UnusableError(complaint(error, log)) from error
@@ -276,7 +294,7 @@ def fork_command(
     finish(body, _lines(path, forked, report), as_json=as_json)
 
 
-def _lines(path: Path, forked: changing.Forked, report: DiffReport) -> list[RenderableType]:
+def _lines(path: Path, forked: Forked, report: DiffReport) -> list[RenderableType]:
     prefix = forked.prefix
     lines: list[RenderableType] = [
         str(path),

@@ -27,35 +27,285 @@ The model's calls are made as on a server.
 - A failure of the model becomes the same event as on a server; one that loses the session there
   ends the fork.
 
-The log is a server's journal, and names its parent. The parent's annotations are not copied.
+The log is a server's journal, and names its parent. The parent's annotations are not copied. The
+errors:
+
+    ForkError
+     ├── ForkRefusedError    the request is invalid, or the change is not possible at that unit
+     └── CannotForkError     the recording cannot be continued here: its model, or the recording
+
+Messages name an alternative, if there is one. Rules of the client:
+- An unchanged frame is passed on verbatim. A changed frame is encoded again by its own dialect,
+  from its message: fields that the dialect does not know are lost.
+- Sound is replaced by its position in the client's whole sound, sample by sample, so that a unit
+  gets it from its first sample on, however it was split. The length stays: silence follows the new
+  sound. Pictures and flags stay.
+- A unit is forced to listen by the flag of the append that completes it, as a client does it. That
+  flag interrupts the unit in flight (B6), so all earlier units must be finished; an append that
+  extends beyond the unit is sent in two pieces.
+- A setting is changed in the init, and must be valid for the dialect and the server.
+
+The client sends nothing else, and nothing at another time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, Final
 
 import anyio
 import attrs
 
+from protocol.machine.core import Phase
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.errors import CLOSE_NORMAL
+from protocol.values import model as md
+from protocol.values.errors import CLOSE_NORMAL, FieldError, LocalProtocolError
+from protocol.values.limits import APPEND_SAMPLES_MIN
 from protocol.values.model import UNIT_SAMPLES, Costs, Cut, UnitResult
+from protocol.values.requests import Append, BadPicture, Init, Request
 from protocol.values.state import State
+from protocol.wire.codec import parse_frame
+from protocol.wire.table import Dialect
 from recorder.format.format import LogDamaged, Record
 from recorder.format.mapping import EVENT_KINDS, LoggedStep, event_of, fin_fields
 from recorder.read.scan import Damage
 from runtime.model.backends import base
 from runtime.session.journal import Journal
+from runtime.settings.settings import nearest
 
 from ..rerun.difference import Difference
 from ..rerun.full import RELEASE_WAIT_S, hold
 from ..rerun.logic import Replayer
 from ..rerun.outputs import compare_outputs
 from ..story.exchanges import Call, answered, asked
-from . import change
+from ..story.wire import Wire
+
+# -- what a fork changes, and its client -----------------------------------------------------------
+
+
+Setting = bool | int | float | str
+NO_SETTINGS: Final[Mapping[str, Setting]] = MappingProxyType({})
+
+
+class ForkError(Exception):
+    """The fork was not made."""
+
+
+class ForkRefusedError(ForkError):
+    """The request is not possible for this recording."""
+
+
+class CannotForkError(ForkError):
+    """The recording cannot be continued here."""
+
+
+@attrs.frozen(kw_only=True)
+class Change:
+    """The changes of a fork; None keeps the recorded value.
+
+    Attributes:
+        at: the first changed unit.
+        force_listen: that unit has to listen.
+        pcm: the sound from that unit on, float32 LE, 16 kHz mono, followed by silence.
+        seed: of the session's random choices.
+        settings: of the session's init, by name.
+        model: another model's name.
+    """
+
+    at: int
+    force_listen: bool = False
+    pcm: bytes | None = attrs.field(default=None, repr=False)
+    seed: int | None = None
+    settings: Mapping[str, Setting] = NO_SETTINGS
+    model: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Prefix:
+    """The units before the fork: the model's results compared with the recording.
+
+    Of `units`, forced decoding changed the answers of `held`; the results of `otherwise` differ
+    nevertheless. `first` is the first difference, in words.
+    """
+
+    units: int = 0
+    held: int = 0
+    otherwise: int = 0
+    first: str | None = None
+
+
+Decisions = tuple[bool, Sequence[int], Sequence[int]]
+"""Of a unit: whether it listens, the ids decided, and the speech codes."""
+Decided = Mapping[int, Decisions]
+"""By unit."""
+
+
+def decisions_of(result: md.UnitResult) -> Decisions:
+    """Return the decisions in a unit's result."""
+    return result.is_listen, result.decided_ids, result.codec_ids
+
+
+@attrs.frozen
+class Forked:
+    """A fork that was made, from its `unit` on.
+
+    Attributes:
+        parent_seq: the parent's event by which the unit began: everything before it is equal.
+        units: units started in it.
+        prefix: the units before that one.
+        ended_early: the fork was still running at the recording's end, so that its client left.
+    """
+
+    recording_id: str
+    parent: str
+    parent_seq: int
+    unit: int
+    model: str
+    units: int
+    prefix: Prefix
+    ended_early: bool
+
+
+# -- the client -----------------------------------------------------------------------------------
+
+
+CONFIG_NAMES: Final = tuple(field.name for field in attrs.fields(md.DuplexConfig))
+INIT_NAMES: Final = ("instructions", "max_slice_nums")
+SETTING_NAMES: Final = (*INIT_NAMES, *CONFIG_NAMES)
+"""The names of `--set`, those of the messages (`requests.Init`, `model.DuplexConfig`)."""
+
+
+class ForkClient:
+    """The client of a fork, whose unit begins at `begin_sample` of the client's sound."""
+
+    def __init__(self, change: Change, connected: ev.ConnectionOpened, begin_sample: int) -> None:
+        self._change: Final = change
+        self._begin_sample: Final = begin_sample
+        self._sent_samples = 0
+        self._appending = (0, 0)
+        self._is_changed: Final = (
+            change.force_listen or change.pcm is not None or bool(change.settings)
+        )
+        self._wire: Final = Wire(connected)
+
+    def frames_for(self, event: ev.FrameReceived, session: Session) -> tuple[ev.FrameReceived, ...]:
+        """Return the client's frames in place of a recorded one, at its time.
+
+        `session` is as before that frame. `ForkRefusedError`: the requested change is not possible.
+        """
+        self._count_sent(session)
+        if not self._is_changed:
+            return (event,)
+        message = self._wire.request(event.frame)
+        if isinstance(message, Append):
+            self._appending = (len(message.pcm) // md.SAMPLE_BYTES, session.counts["appends"])
+            sent = self._forced(self._sounding(message), session)
+        elif isinstance(message, Init) and self._change.settings:
+            return (attrs.evolve(event, frame=self._set_up(self._wire.dialect, message)),)
+        if not isinstance(message, Append) or sent == (message,):
+            return (event,)
+        dialect = self._wire.dialect
+        try:
+            frames = [dialect.encode_request(_without_bad_pictures(one)) for one in sent]
+        except LocalProtocolError as error:
+            raise ForkRefusedError(
+                "--replace-audio, --force-listen: sound can be changed in a session of realtime, "
+                f"duplex-v1 or legacy-duplex, and this one is of {dialect.name}"
+            ) from error
+        return tuple(attrs.evolve(event, frame=frame) for frame in frames)
+
+    # -- sound ----------------------------------------------------------------------------------
+
+    def _count_sent(self, session: Session) -> None:
+        samples, appends = self._appending
+        if samples and session.counts["appends"] > appends:
+            self._sent_samples += samples
+        self._appending = (0, 0)
+
+    def _sounding(self, append: Append) -> Append:
+        """Replace the sound of an append, from the unit's first sample on."""
+        new, samples = self._change.pcm, len(append.pcm) // md.SAMPLE_BYTES
+        kept = max(0, self._begin_sample - self._sent_samples)
+        if new is None or kept >= samples:
+            return append
+        start = max(0, self._sent_samples - self._begin_sample) * md.SAMPLE_BYTES
+        wanted = (samples - kept) * md.SAMPLE_BYTES
+        given = new[start : start + wanted].ljust(wanted, b"\0")
+        return attrs.evolve(append, pcm=append.pcm[: kept * md.SAMPLE_BYTES] + given)
+
+    # -- listening ------------------------------------------------------------------------------
+
+    def _forced(self, append: Append, session: Session) -> tuple[Append, ...]:
+        """Flag the append that completes the unit, and split off the sound of the next unit."""
+        end = self._begin_sample + md.UNIT_SAMPLES - self._sent_samples
+        samples = len(append.pcm) // md.SAMPLE_BYTES
+        if not self._change.force_listen or not 0 < end <= samples:
+            return (append,)
+        at = self._change.at
+        is_busy = session.phase not in (Phase.IDLE, Phase.OPENING)
+        if end > md.UNIT_SAMPLES or session.units_waiting or is_busy:
+            raise ForkRefusedError(
+                f"--force-listen: the sound of unit {at} came before the model was done with what "
+                "came before it, which an interruption would cut too; fork at an earlier unit"
+            )
+        flagged = attrs.evolve(append, force_listen=True)
+        if end == samples:
+            return (flagged,)
+        if min(end, samples - end) < APPEND_SAMPLES_MIN:
+            raise ForkRefusedError(
+                f"--force-listen: unit {at} and the next share a piece of sound that is too short "
+                f"to be parted: {APPEND_SAMPLES_MIN * 1000 // md.INPUT_RATE_HZ} ms are the least"
+            )
+        cut = end * md.SAMPLE_BYTES
+        rest = attrs.evolve(append, pcm=append.pcm[cut:])
+        flagged = attrs.evolve(flagged, pcm=append.pcm[:cut], frames=(), max_slice_nums=None)
+        return flagged, rest  # pictures belong to the last sample
+
+    # -- settings -------------------------------------------------------------------------------
+
+    def _set_up(self, dialect: Dialect, recorded: Init) -> str:
+        settings = self._change.settings
+        config: dict[str, Any] = {n: settings[n] for n in CONFIG_NAMES if n in settings}
+        own: dict[str, Any] = {n: settings[n] for n in INIT_NAMES if n in settings}
+        changed = attrs.evolve(
+            recorded, config=attrs.evolve(recorded.config, **config), ignored=(), **own
+        )
+        names = ", ".join(settings)
+        try:
+            frame = dialect.encode_request(changed)
+            understood = dialect.parse(Request.INIT, parse_frame(frame), self._wire.context)
+        except (LocalProtocolError, FieldError, TypeError) as error:
+            raise ForkRefusedError(f"--set {names}: {error}") from error
+        if understood != changed:
+            raise ForkRefusedError(f"--set {names}: {dialect.name} cannot say it")
+        return frame
+
+
+def _without_bad_pictures(append: Append) -> Append:
+    """Leave out the pictures that the recorded session left out: nothing is known of them."""
+    good = tuple(frame for frame in append.frames if not isinstance(frame, BadPicture))
+    return attrs.evolve(append, frames=good)
+
+
+def read_setting(text: str) -> tuple[str, Setting]:
+    """Read `NAME=VALUE`, the value JSON or text; `ForkRefusedError`: unknown, or no value."""
+    name, equals, value = text.partition("=")
+    if name not in SETTING_NAMES or not equals:
+        known = ", ".join(SETTING_NAMES)
+        raise ForkRefusedError(
+            f"--set {text}: write NAME=VALUE, with one of {known}{nearest(name, SETTING_NAMES)}"
+        )
+    with suppress(ValueError):
+        read = json.loads(value)
+        if name != "instructions" and isinstance(read, bool | int | float | str):
+            return name, read
+    return name, value
+
 
 # -- the recording's times ------------------------------------------------------------------------
 
@@ -113,7 +363,7 @@ class RecordedTimes:
         self._asked_ns: dict[Call, int] = {}
         self._timers: dict[int, int] = {}
         self.fired: dict[tuple[int, int], tuple[int, int]] = {}
-        self.decided: dict[int, change.Decisions] = {}
+        self.decided: dict[int, Decisions] = {}
         replayer = Replayer()
         for step in replayer.steps(items):
             self._note_answer(step)
@@ -124,16 +374,16 @@ class RecordedTimes:
             raise LogDamaged("damaged: a model that missed an input cannot be resumed")
         if report.divergence is not None:
             text = f"the recording does not replay, from record {report.divergence.seq} on"
-            raise change.CannotForkError(f"{text} (see `antiphon replay`)")
+            raise CannotForkError(f"{text} (see `antiphon replay`)")
         if replayer.session is None:
-            raise change.CannotForkError("the recording has no session yet")
+            raise CannotForkError("the recording has no session yet")
         self.end_ns, self.units = report.span_ns, report.units
         self._is_finished: Final = replayer.session.is_finished
         if self.connected.mode in _NOT_FORKED:
-            raise change.ForkRefusedError(_NOT_FORKED[self.connected.mode])
+            raise ForkRefusedError(_NOT_FORKED[self.connected.mode])
         if self.begin_seq < 0:
             there = f"units 0 to {report.units - 1}" if report.units else "no units"
-            raise change.ForkRefusedError(f"there is no unit {at}: the recording has {there}")
+            raise ForkRefusedError(f"there is no unit {at}: the recording has {there}")
 
     def answer(self, call: Call) -> Answer | None:
         """Return the answer to a call; None: it never comes."""
@@ -178,7 +428,7 @@ class RecordedTimes:
                 self.connected = event
             case ev.UnitDone(result=result):
                 facts = {"cut": result.cut, "costs": result.costs}
-                self.decided[result.index] = change.decisions_of(result)
+                self.decided[result.index] = decisions_of(result)
             case ev.FinalizeDone(finalized=made):
                 facts = {"cost_us": made.cost_us}
             case ev.BackendOpenFailed(context_full=False) | ev.UnitFailed(context_full=False):
@@ -228,7 +478,7 @@ class ForkedModel:
     """
 
     def __init__(self, backend: base.Backend, at: int, *, anyway: bool) -> None:
-        self.prefix = change.Prefix(units=at)
+        self.prefix = Prefix(units=at)
         self._at: Final = at
         self._anyway: Final = anyway
         self._now_ns = 0
@@ -262,17 +512,17 @@ class ForkedModel:
                 return await self._call(due.effect, answer, recorded)
         except TimeoutError as error:
             text = f"the model hangs in {name}, {CALL_S_MAX} s by now"
-            raise change.CannotForkError(text) from error
+            raise CannotForkError(text) from error
         except base.BackendGone as error:
-            raise change.CannotForkError(f"the model is lost in {name}: {error}") from error
+            raise CannotForkError(f"the model is lost in {name}: {error}") from error
         except base.BackendError as error:
             failed = base.failure_of(due.effect, error, self._now_ns)
             assert failed is not None, f"{name} cannot fail"
             return failed
-        except change.CannotForkError:
+        except CannotForkError:
             raise
         except Exception as error:  # a bug of the backend; on a server the session ends
-            raise change.CannotForkError(f"the model broke in {name}: {error!r}") from error
+            raise CannotForkError(f"the model broke in {name}: {error!r}") from error
         finally:
             if due.effect is self._closing:
                 self._closing = None
@@ -343,7 +593,7 @@ class ForkedModel:
             raise
         except base.BackendError as error:
             text = f"unit {unit.index} cannot be made to come out as recorded: {error}"
-            raise change.CannotForkError(f"{text}; fork at unit 0") from error
+            raise CannotForkError(f"{text}; fork at unit 0") from error
         self._judge_unit(past, forced.result, held_back=bool(forced.choices))
         return hold(past, forced.result)
 
@@ -362,7 +612,7 @@ class ForkedModel:
         if self.prefix.first is None:
             self.prefix = attrs.evolve(self.prefix, first=text)
         if not self._anyway and not isinstance(self._model.opened, base.Forces):
-            raise change.CannotForkError(
+            raise CannotForkError(
                 f"the model does not reach the recorded state: {text}; fork at unit 0, or --anyway"
             )
 
@@ -387,13 +637,13 @@ class ForkRun:
     """
 
     _times: RecordedTimes
-    _change: change.Change
+    _change: Change
     model: ForkedModel
     _journal: Journal
     _watch: Watch
     is_reached: bool = attrs.field(default=False, init=False)
     ended_early: bool = attrs.field(default=False, init=False)
-    decided: dict[int, change.Decisions] = attrs.field(factory=dict, init=False)
+    decided: dict[int, Decisions] = attrs.field(factory=dict, init=False)
     _due: dict[Call | str, Due] = attrs.field(factory=dict, init=False)
     _openings: int = attrs.field(default=0, init=False)
     _outside: Iterator[tuple[Place, ev.Event]] = attrs.field(default=iter(()), init=False)
@@ -408,7 +658,7 @@ class ForkRun:
         """
         self._outside = self._read(items)
         self._upcoming = next(self._outside, None)
-        client = change.ForkClient(self._change, connected, self._times.begin_sample)
+        client = ForkClient(self._change, connected, self._times.begin_sample)
         event: ev.Event = connected
         try:
             self._journal.append_event(connected)
@@ -458,7 +708,7 @@ class ForkRun:
                 self._due = {name: due for name, due in self._due.items() if due.answer is None}
             return event
         if call is None:
-            raise change.CannotForkError("the recording ends while its session waits")
+            raise CannotForkError("the recording ends while its session waits")
         return await self._answer(self._due.pop(call))
 
     async def _answer(self, due: Due) -> ev.Event:
@@ -470,7 +720,7 @@ class ForkRun:
         if isinstance(due.effect, ef.StartUnit):
             self._watch(due.effect.unit.index + 1, self._times.units)
         if isinstance(event, ev.UnitDone):
-            self.decided[event.result.index] = change.decisions_of(event.result)
+            self.decided[event.result.index] = decisions_of(event.result)
         return event
 
     # -- effects --------------------------------------------------------------

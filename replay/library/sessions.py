@@ -22,9 +22,8 @@ from recorder.storage.store import Logs
 
 from ..eval.condition import Condition, ConditionType, Figure, FigureType, judge, show_number
 from ..shared import recordings
-from ..shared.commands import Watch, count, fitted, lines_console, print_json, progress
+from ..shared.commands import Watch, count, fitted, lines_console, print_json, printable, progress
 from ..shared.commands import reason as reason_of
-from ..shared.page import printable
 from ..shared.recordings import show_bytes
 
 if TYPE_CHECKING:

@@ -42,10 +42,9 @@ from recorder.write.files import new_file
 from runtime.model.models import MODELS
 
 from ..rerun.difference import describe
-from ..rerun.remake import RemakeError, Remaker, head_record, write
+from ..rerun.logic import RemakeError, Remaker, head_record, write
 from ..shared.commands import finish, progress, reading, table
-from ..shared.fields import REDACTED
-from ..shared.recordings import RecordingType
+from ..shared.recordings import REDACTED, RecordingType
 from .content import KINDS, TRACES, Kind, Policy, Side, Tally, fill, mute
 from .frames import FrameEditor
 

@@ -28,8 +28,7 @@ from recorder.write.files import PART_PREFIX
 from runtime.model.backends.base import Backend
 
 from ..shared.commands import UnusableError, Watch, reason, size_of, unwatched
-from .environment import Loading, ModelUnavailableError
-from .full import replay_fully
+from .full import Loading, ModelUnavailableError, replay_fully
 from .logic import replay
 from .report import Outcome, Result, full_result, logic_result
 

@@ -3,17 +3,24 @@
 Results are on stdout, as text or as one JSON object with stable keys; an error is one line on
 stderr, never a traceback. The exit code tells them apart. Progress is a bar on stderr, on a
 terminal. Text from a log is never read as rich's markup.
+
+A page that a command writes is one file that makes no requests. Its policy allows only its own
+style, and its own script if it has one, by their hashes.
 """
 
 from __future__ import annotations
 
+import base64
 import errno
+import hashlib
+import html
 import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
+from importlib.resources import files
 from itertools import compress
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -29,6 +36,67 @@ from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from recorder.storage.listing import summarize
 from recorder.storage.store import local_log
+
+# -- pages -----------------------------------------------------------------------------------------
+
+
+def style_with(own: str) -> str:
+    """Return a page's style: the colours, light and dark, and the head of all pages; then its own.
+
+    Args:
+        own: the rules of this page.
+    """
+    return _asset("base.css") + own
+
+
+def head_of(title: str, policy: str, style: str) -> str:
+    """Write a page up to its body; `policy` and `style` are the page's, the title is escaped."""
+    return (
+        _asset("head.html")
+        .replace("{{policy}}", html.escape(policy))
+        .replace("{{style}}", style)
+        .replace("{{name}}", escaped(title))
+    )
+
+
+def policy_of(style: str, script: str = "") -> str:
+    """Return the `Content-Security-Policy` of a page; pictures may be data within it."""
+    scripts = f"script-src {_hash(script)}; " if script else ""
+    return (
+        f"default-src 'none'; {scripts}style-src {_hash(style)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def escaped(text: str) -> str:
+    """Escape text for HTML, attributes included, in ASCII."""
+    return html.escape(text).encode("ascii", "xmlcharrefreplace").decode()
+
+
+def printable(text: str) -> str:
+    r"""Write what cannot be printed, and backslashes, as escapes such as `\x1b`.
+
+    Two texts stay different. XML cannot hold all characters that names of files can.
+    """
+    return "".join(
+        char
+        if char.isprintable() and char != "\\"
+        else char.encode("unicode_escape").decode("ascii")
+        for char in text
+    )
+
+
+@cache
+def _asset(name: str) -> str:
+    return (files(__package__) / name).read_text("utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+# -- progress --------------------------------------------------------------------------------------
+
 
 Watch = Callable[[int], None]
 """Called with the progress since its last call: bytes of a log read, or model calls made."""

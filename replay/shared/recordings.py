@@ -4,7 +4,8 @@ A recording is named by a path, or by `NAME`, `FOLDER/NAME` or `URL/NAME`, where
 id, its session's, or `last`. One in an object store is downloaded while the command runs.
 
 A time span (`30d`) and a size (`50GB`, `512MiB`) need a unit: a bare number would be a guess, and
-some commands delete. Moments are in UTC, as in recording ids.
+some commands delete. Moments are in UTC, as in recording ids. The fields of a log's records are
+read with their types checked, because a log may hold anything.
 """
 
 from __future__ import annotations
@@ -12,24 +13,62 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
-from typing import Final
+from typing import Final, TypeVar
 
 import click
 
 from protocol.values.digest import is_session_id, session_id_of
 from protocol.values.limits import NS_PER_MS, NS_PER_S
-from recorder.format.format import SUFFIX
+from recorder.format.format import SUFFIX, Fields
 from recorder.storage.remote import RemoteStore, StoredLog, StoreError, is_url
 from recorder.storage.store import LocalLog, LogInfo, Logs, Store
 from recorder.write.files import FILE_MODE, PART_PREFIX
 from runtime.settings.settings import PREFIX, RECORDINGS
 
 from .commands import UnusableError, complaint, progress, reason
+
+# -- the fields of a log's records -----------------------------------------------------------------
+
+
+T = TypeVar("T")
+
+
+def below(fields: Fields, name: str) -> Fields:
+    """The fields of an object in a field; empty if it holds none."""
+    value = fields.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def typed(fields: Fields, name: str, kind: type[T]) -> T | None:
+    """A field's value; None if it is missing, or of another type."""
+    value = fields.get(name)
+    return value if isinstance(value, kind) else None
+
+
+REDACTED: Final = "redacted"
+"""The field of a log's head that names its redactions."""
+
+
+def removed_in(head: Fields) -> frozenset[tuple[str, str]]:
+    """List the kinds of media that are missing, each with the side that it was of."""
+    entries = typed(head, REDACTED, list) or typed(head, REDACTED, tuple) or ()
+    removed = [
+        (typed(one, "kind", str) or "", typed(one, "side", str) or "")
+        for entry in entries
+        if isinstance(entry, Mapping) and isinstance(listed := entry.get("removed"), list | tuple)
+        for one in listed
+        if isinstance(one, Mapping)
+    ]
+    return frozenset(removed)
+
+
+# -- recordings, amounts and times -----------------------------------------------------------------
+
 
 SECONDS_OF: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 BYTES_OF: Final = {

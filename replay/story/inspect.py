@@ -21,9 +21,9 @@ from recorder.storage.listing import WALL_MS_MAX, session_id_in
 from recorder.storage.marks import Marks
 from runtime.measures.talk import CallStory
 
-from ..rerun.environment import model_of
+from ..rerun.full import model_of
 from ..rerun.logic import Replayer
-from ..shared.fields import typed
+from ..shared.recordings import typed
 from . import reading
 from .exchanges import OUTPUTS, Exchange, Outcome
 

@@ -36,8 +36,7 @@ from runtime.measures.talk import CallStories, CallStory
 
 from ..rerun.difference import label
 from ..rerun.logic import Replayer
-from ..shared.fields import below, typed
-from ..shared.recordings import show_bytes
+from ..shared.recordings import below, show_bytes, typed
 from .exchanges import Exchange, Exchanges, spoken_ms
 from .wire import Wire
 

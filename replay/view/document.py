@@ -40,22 +40,29 @@ from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from recorder.storage.marks import marks_path, read_marks
 
+from ..cli import replay_lines
 from ..diff import compare, read_and_compare
 from ..eval.evaluate import own_values
 from ..eval.scores import gather, score
 from ..export.formats import opened
 from ..export.timeline import Moment, Words
-from ..library.text import replay_lines
 from ..redact.content import KINDS, Kind, Policy
 from ..redact.redaction import Redaction, rehearse
-from ..rerun.logic import Replayer
-from ..rerun.remake import head_record, pieces_of
+from ..rerun.logic import Replayer, head_record, pieces_of
 from ..rerun.report import Outcome, logic_result, to_json
-from ..shared.commands import opened_log, progress, records_of, refuse_log_as_output, unwritable
-from ..shared.page import escaped, head_of, policy_of, style_with
+from ..shared.commands import (
+    escaped,
+    head_of,
+    opened_log,
+    policy_of,
+    progress,
+    records_of,
+    refuse_log_as_output,
+    style_with,
+    unwritable,
+)
 from ..shared.recordings import RecordingType, page_next_to, show_bytes
-from .parts import Json, Part
-from .story import Comparison, Narrator, Open, compared_with, comparison_of
+from .story import Comparison, Json, Narrator, Open, Part, compared_with, comparison_of
 
 SCRIPTS: Final = (
     *("data.js", "format.js", "scale.js", "waveform.js", "paint.js", "talk.js"),

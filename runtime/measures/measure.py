@@ -1,4 +1,4 @@
-"""A measure, and its values in a recording; all measures are in `table`."""
+"""A measure, and its values in a recording; all measures are in `measures.txt`."""
 
 from __future__ import annotations
 

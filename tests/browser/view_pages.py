@@ -15,8 +15,7 @@ from recorder.format.format import Fields, Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from replay.view.document import page_of
-from replay.view.parts import Part
-from replay.view.story import Narrator
+from replay.view.story import Narrator, Part
 from runtime.model.backends.scripted import ScriptedBackend, default_script
 from tests.generated.clients import append_pcm
 from tests.sessions.in_memory import base64, on_virtual_time, world

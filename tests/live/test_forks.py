@@ -29,8 +29,7 @@ from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.read.reader import LogReader
 from recorder.repair import verify
 from recorder.write.files import is_held
-from replay.rerun.environment import Loading
-from replay.rerun.full import replay_fully
+from replay.rerun.full import Loading, replay_fully
 from replay.rerun.logic import replay
 from runtime.cli import main
 from runtime.session.peer import hash_of

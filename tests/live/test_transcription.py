@@ -21,8 +21,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from recorder.read.reader import LogReader
-from replay.rerun.environment import Loading
-from replay.rerun.full import replay_fully
+from replay.rerun.full import Loading, replay_fully
 from replay.rerun.logic import replay
 from runtime.serve.routing import NotServedError, route
 from tests.live.servers import LiveServer, live_server

@@ -30,7 +30,7 @@ from protocol.values.model import (
 )
 from replay.assess.command import Mode
 from replay.assess.run import Run, run_model
-from replay.rerun.environment import Loading
+from replay.rerun.full import Loading
 from replay.shared.commands import unwatched
 from runtime.model.backends.base import Backend, Forced, ForcedResult
 from runtime.model.backends.minicpmo.model import DuplexModel

@@ -25,7 +25,7 @@ from replay.assess.run import Results, Run, content_of
 from replay.eval.evaluate import sum_up
 from replay.library.sessions import list_command
 from replay.redact.redaction import redact_command
-from replay.rerun import environment
+from replay.rerun import full
 from replay.rerun.logic import replay
 from replay.shared.commands import UnusableError
 from runtime import RUN
@@ -368,7 +368,7 @@ def other(monkeypatch: pytest.MonkeyPatch) -> None:
             return backend
         return Planted(backend, name, opens=configured(force_listen_count=0))
 
-    monkeypatch.setattr(environment, "load_backend", load)
+    monkeypatch.setattr(full, "load_backend", load)
 
 
 @pytest.mark.usefixtures("other")
@@ -449,7 +449,7 @@ def test_a_model_that_does_not_answer_fails_it(
             EngineBackend(tiny(slots or 1)), name, opens=configured(force_listen_count=99)
         )
 
-    monkeypatch.setattr(environment, "load_backend", load)
+    monkeypatch.setattr(full, "load_backend", load)
     xml = tmp_path / "cases.xml"
     result = call("--suite", suite, "--mode", "open", "--model", "mute", "--junit", xml)
     assert result.exit_code == 1

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.values.model import DuplexConfig, Opening, Unit, UnitResult
+from replay.eval.evaluate import MEASURES
 from replay.eval.scores import ForcedSession
-from replay.eval.table import MEASURES
 from replay.rerun.outputs import NEAR_TIE_DRAW_GAP, NEAR_TIE_MARGIN
 from runtime.measures.measure import KINDS, Ratio, Total
 from runtime.model.backends.base import Choice, Forced, ForcedResult, Leaning

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from replay.assess.command import Mode, of_measured
-from replay.eval.evaluate import Baseline, Evaluation, sum_up, verdict_of
-from replay.eval.table import MEASURES
+from replay.eval.evaluate import MEASURES, Baseline, Evaluation, sum_up, verdict_of
 from runtime.model.engine.backend import EngineBackend
 from tests.project.sampling import sample
 from tests.replay.assessed import PLANTED, record_talks, run_on, tiny

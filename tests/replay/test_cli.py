@@ -18,10 +18,9 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from recorder.format.format import HEADER_BYTES, MARK, Record
-from replay.cli import inspect_command, replay_command
+from replay.cli import inspect_command, replay_command, summary_lines
 from replay.library.keep import verify_command
-from replay.library.text import summary_lines
-from replay.rerun import environment
+from replay.rerun import full
 from replay.rerun.folder import find_logs, replay_logs, size_of
 from replay.shared.commands import print_all
 from runtime import RUN
@@ -166,7 +165,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> ScriptedBackend:
         assert (name, slots) == ("scripted", 1)
         return made
 
-    monkeypatch.setattr(environment, "load_backend", load)
+    monkeypatch.setattr(full, "load_backend", load)
     return made
 
 
@@ -347,7 +346,7 @@ def test_several_logs_replay_fully(
             raise ValueError("no such model")
         return backend
 
-    monkeypatch.setattr(environment, "load_backend", load)
+    monkeypatch.setattr(full, "load_backend", load)
     result = call(
         replay_command, log, log.parent, folder / "d-junk.session.zst", "--full", "--json"
     )

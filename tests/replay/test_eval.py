@@ -31,8 +31,7 @@ from replay.eval.condition import (
     parse,
     parse_figure,
 )
-from replay.eval.evaluate import measure_logs, sum_up
-from replay.eval.table import MEASURES, SETTINGS
+from replay.eval.evaluate import MEASURES, SETTINGS, measure_logs, sum_up
 from replay.redact.redaction import redact_command
 from replay.shared.commands import unwatched
 from runtime import RUN

@@ -16,9 +16,8 @@ from protocol.wire.audio import to_pcm16
 from recorder.format.format import SUFFIX, Record
 from recorder.read.reader import LogReader
 from replay.eval.condition import STATISTICS
-from replay.eval.evaluate import Summary, percentile
+from replay.eval.evaluate import MEASURES, OWN_VOICE, Summary, percentile
 from replay.eval.scores import OF_WORDS, gather, score
-from replay.eval.table import MEASURES, OWN_VOICE
 from replay.redact.redaction import redact_command
 from runtime.measures.measure import KINDS, Ratio, Times, Total
 from runtime.measures.placing import TICK_HZ, TICKS_PER_MS, ns_of

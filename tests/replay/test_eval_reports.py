@@ -19,11 +19,9 @@ from hypothesis import strategies as st
 
 from recorder.format.format import SUFFIX
 from replay.eval.condition import parse
-from replay.eval.evaluate import Evaluation, Row, measure_logs, row_of, sum_up
+from replay.eval.evaluate import MEASURES, Evaluation, Row, measure_logs, row_of, sum_up
 from replay.eval.reports import RECORDINGS_MAX, Name, junit_of, names_of, page_of
-from replay.eval.table import MEASURES
-from replay.shared.commands import unwatched
-from replay.shared.page import printable
+from replay.shared.commands import printable, unwatched
 from tests.browser.chromium import CHROMIUM, chromium
 from tests.browser.view_pages import policy_of
 from tests.project.sampling import sample

@@ -16,6 +16,7 @@ from replay.eval import evaluate as paired
 from replay.eval.condition import ConditionError, judge, parse
 from replay.eval.evaluate import (
     ALL_SIGNS_MAX,
+    MEASURES,
     Baseline,
     Comparison,
     Paired,
@@ -26,7 +27,6 @@ from replay.eval.evaluate import (
     row_of,
     scores_json,
 )
-from replay.eval.table import MEASURES
 from replay.shared.commands import print_json
 from runtime.measures.measure import Measure, Ratio, Scores, Times, Total, Value
 

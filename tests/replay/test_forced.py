@@ -17,8 +17,8 @@ from protocol.values.model import Unit
 from replay.assess.command import eval_command
 from replay.assess.run import look_at, run_forced
 from replay.eval.evaluate import Row
-from replay.rerun import environment
-from replay.rerun.environment import ModelUnavailableError
+from replay.rerun import full
+from replay.rerun.full import ModelUnavailableError
 from replay.rerun.outputs import NEAR_TIE_DRAW_GAP, NEAR_TIE_MARGIN, is_near_tie
 from replay.shared.commands import unwatched
 from runtime.measures.measure import Ratio
@@ -179,7 +179,7 @@ def test_the_command_tells_it(
     logs: list[Path], half: DuplexModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A script or a reader could not see how near a decision was."""
-    monkeypatch.setattr(environment, "load_backend", lambda *_, **__: EngineBackend(half))
+    monkeypatch.setattr(full, "load_backend", lambda *_, **__: EngineBackend(half))
     flags = ("--mode", "forced", "--jobs", "1", "--model", "tiny")
     result = call(eval_command, *logs, *flags, "--json")
     body = json.loads(result.stdout)

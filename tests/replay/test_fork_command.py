@@ -15,9 +15,9 @@ from click.testing import CliRunner, Result
 from recorder.read.reader import LogReader
 from recorder.repair import verify
 from replay.assess.run import look_at, run_forced
-from replay.fork.change import Change, Forked
 from replay.fork.command import fork_command, make_fork
-from replay.rerun import environment
+from replay.fork.run import Change, Forked
+from replay.rerun import full
 from replay.rerun.full import replay_fully
 from replay.rerun.report import FullReport
 from replay.shared.commands import unwatched
@@ -53,7 +53,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         assert (name, slots) == ("scripted", 1)
         return ScriptedBackend(instant)
 
-    monkeypatch.setattr(environment, "load_backend", load)
+    monkeypatch.setattr(full, "load_backend", load)
     return record_session(tmp_path)
 
 

@@ -19,15 +19,15 @@ from protocol.values.model import Cut, Finalized, Opened, Opening, Unit, UnitRes
 from recorder.format.format import Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
-from replay.rerun import environment
-from replay.rerun.environment import (
+from replay.rerun import full
+from replay.rerun.full import (
     Loading,
     ModelUnavailableError,
     loading_of,
     mismatches,
     model_of,
+    replay_fully,
 )
-from replay.rerun.full import replay_fully
 from replay.rerun.logic import replay
 from replay.rerun.outputs import compare_outputs, snr_db
 from replay.rerun.report import FullReport, Mismatch
@@ -349,7 +349,7 @@ def test_a_model_is_loaded_as_it_was_recorded(
     for head in ({}, HEAD, {"config": {"model": "tiny"}, "fingerprint": {"device": 1}}):
         assert loading_of(head, "tiny") == Loading("tiny")
     asked: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(environment, "load_backend", lambda *args, **how: asked.append((args, how)))
+    monkeypatch.setattr(full, "load_backend", lambda *args, **how: asked.append((args, how)))
     Loading("tiny", device="cuda", dtype="fp16", deterministic=True, voice_steps=6).load()
     how = {"device": "cuda", "dtype": "fp16", "deterministic": True, "is_live": True}
     how |= {"voice_steps": 6, "quantize": None}

@@ -19,8 +19,8 @@ from recorder.repair import compact, verify
 from recorder.storage.marks import add_mark, marks_path
 from recorder.write.logfile import FIN_FIELDS
 from replay.cli import inspect_command, replay_command
-from replay.fork.change import Change
-from replay.library.marks import marks_command
+from replay.fork.run import Change
+from replay.library.keep import marks_command
 from replay.redact.content import Policy
 from replay.redact.redaction import Redaction, redact_command
 from replay.rerun.logic import replay

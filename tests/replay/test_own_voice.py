@@ -14,7 +14,7 @@ from protocol.values.model import Chunk
 from replay.assess.run import measure_with, own_voice, stretches, word_errors, words_of
 from replay.export.timeline import Words
 from replay.redact.redaction import redact_command
-from replay.rerun.environment import Loading
+from replay.rerun.full import Loading
 from replay.shared.commands import unwatched
 from runtime.measures.measure import Ratio
 from runtime.measures.placing import Sound

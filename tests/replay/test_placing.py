@@ -18,7 +18,7 @@ from recorder.format.format import Fields, Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from replay.export.timeline import Timeline
-from replay.view.parts import PEAKS_A_SECOND
+from replay.view.story import PEAKS_A_SECOND
 from runtime.measures.placing import (
     HELD_UP_S_MAX,
     JITTER_MS,

@@ -13,8 +13,7 @@ from recorder.format.format import Record
 from recorder.format.mapping import EVENT_KINDS, SCHEMA, event_of
 from recorder.read.reader import read
 from recorder.repair import verify
-from replay.rerun.logic import replay
-from replay.rerun.remake import RemakeError
+from replay.rerun.logic import RemakeError, replay
 from tests.golden.logs import SAMPLE
 from tests.replay.test_logs import HEAD, OPENED
 from tests.sessions.answering import play, remake, write_events

@@ -15,8 +15,7 @@ from recorder.format.format import SUFFIX
 from recorder.read.reader import LogReader
 from recorder.storage.remote import RemoteStore
 from recorder.storage.store import Store
-from replay.eval.evaluate import measure_logs, sum_up
-from replay.eval.table import MEASURES
+from replay.eval.evaluate import MEASURES, measure_logs, sum_up
 from replay.library.sessions import list_command
 from replay.shared.commands import unwatched
 from runtime import RUN

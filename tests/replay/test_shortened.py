@@ -18,7 +18,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from recorder.read.reader import read
-from replay.view import parts
+from replay.view import story as parts
 from runtime.cli import main
 from tests.browser.view_pages import read_page
 from tests.live.servers import live_server

@@ -24,8 +24,7 @@ from protocol.values import events as ev
 from protocol.values.model import UnitResult
 from recorder.read.reader import read
 from recorder.repair import verify
-from replay.rerun.logic import replay
-from replay.rerun.remake import RemakeError, Remaker
+from replay.rerun.logic import RemakeError, Remaker, replay
 from replay.shrink import (
     Asked,
     CannotRunError,

@@ -32,13 +32,15 @@ from recorder.read.reader import LogReader, read
 from recorder.read.scan import Damage, FileSource
 from replay.export.timeline import Timeline
 from replay.story.inspect import inspect
-from replay.view import parts as view_parts
+from replay.view import story as view_parts
 from replay.view.document import PAGE_CSP, SCRIPTS, digest_of, page_of, view_command
-from replay.view.parts import (
+from replay.view.story import (
     PEAKS_A_SECOND,
     PIECE_S,
     SIDE_MAX,
     VOICE_S_MAX,
+    Comparison,
+    Finding,
     Part,
     Pictures,
     Track,
@@ -47,7 +49,6 @@ from replay.view.parts import (
     plain,
     shrink,
 )
-from replay.view.story import Comparison, Finding
 from tests.browser.view_pages import narrate, page_text, policy_of, read_page
 from tests.generated.clients import tape
 from tests.golden.logs import LOGS, SAMPLE

@@ -19,7 +19,7 @@ from protocol.values.limits import NS_PER_MS, NS_PER_S
 from protocol.values.model import Finalized, Opened, Prefill, TurnChunk, TurnResult, UnitResult
 from recorder.format.format import Fields, Record
 from recorder.write.files import new_file
-from replay.rerun.remake import Remaker, head_record, write
+from replay.rerun.logic import Remaker, head_record, write
 from tests.replay.test_logs import HEAD, OPENED
 
 Frame = str | bytes | None

@@ -24,8 +24,7 @@ from protocol.values.digest import derive_id
 from recorder.format.format import Record, recording_id_of
 from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.read.reader import LogReader
-from replay.rerun.environment import Loading
-from replay.rerun.full import replay_fully
+from replay.rerun.full import Loading, replay_fully
 from replay.rerun.logic import replay
 from runtime.model.backends.base import Backend
 from tests.golden.stage import picture

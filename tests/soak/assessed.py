@@ -39,9 +39,8 @@ from protocol.values.digest import digest
 from protocol.values.limits import NS_PER_S
 from replay.assess.command import MODES, Mode, of_measured
 from replay.assess.run import run_model
-from replay.eval.evaluate import sum_up, verdict_of
-from replay.eval.table import MEASURES
-from replay.rerun.environment import Loading
+from replay.eval.evaluate import MEASURES, sum_up, verdict_of
+from replay.rerun.full import Loading
 from replay.shared.commands import unwatched
 from runtime import RUN
 from runtime.model.backends.base import Backend

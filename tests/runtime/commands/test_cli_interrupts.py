@@ -202,7 +202,7 @@ def test_a_server_that_answers_no_goodbye(line: str, tmp_path: Path) -> None:
 )
 def test_a_model_that_loads(line: str, tmp_path: Path) -> None:
     """Gigabytes of weights would be read first, for nothing."""
-    slow = "import replay.rerun.environment as it\n"
+    slow = "import replay.rerun.full as it\n"
     slow += f"it.load_backend = lambda *_, **__: print('loads', flush=True) or {SLOW}"
     words = (*line.split(), *(("--out", ".") if line.startswith("fork") else ()))
     with command(*words, before=slow, folder=tmp_path) as process:
