@@ -21,8 +21,7 @@ from runtime.model.voice.reference import (
     References,
     open_network,
 )
-from runtime.model.voice.steps import sizes_on
-from runtime.model.voice.vocoder import CODES_MAX, Vocoder, session_bytes
+from runtime.model.voice.vocoder import CODES_MAX, Vocoder, session_bytes, sizes_on
 from tests.models import random_voice
 from tests.models.random_voice import NETWORKS, reference_pcm
 

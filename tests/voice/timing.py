@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from runtime.model.voice.encoder import LOOKAHEAD
-from runtime.model.voice.steps import VoiceSteps
-from runtime.model.voice.vocoder import Chunk, Vocoder
+from runtime.model.voice.vocoder import Chunk, Vocoder, VoiceSteps
 from tests.voice.golden import published_vocoder, reference_of
 
 BATCHES: Final = (1, 4, 16)

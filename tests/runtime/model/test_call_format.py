@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.values.model import Tool
-from runtime.model.backends.call_format import NODES_MAX, READERS, check_parameters
-from runtime.model.backends.tool_calls import CallInvalid
+from runtime.model.backends.tool_calls import NODES_MAX, READERS, CallInvalid, check_parameters
 from tests.models.makers import TOOLS, recorded
 
 GOLDEN = recorded()

@@ -19,8 +19,7 @@ from runtime.model.voice.config import FlowConfig, HiftConfig
 from runtime.model.voice.flow import Flow
 from runtime.model.voice.hift import Hift
 from runtime.model.voice.reference import CODES_FILE, SPEAKER_FILE
-from runtime.model.voice.steps import VoiceSteps
-from runtime.model.voice.vocoder import CODES_MAX, Chunk, session_bytes
+from runtime.model.voice.vocoder import CODES_MAX, Chunk, VoiceSteps, session_bytes
 from tests.models.full_shape import FULL, full_config
 from tests.models.random_model import CONFIG, SLIDING, SMALL, changed
 from tests.models.random_voice import STEPS, codes, reference, vocoder, write_folder

@@ -38,8 +38,7 @@ from protocol.values.model import Silent, SilentEnd, Span, SpanKind, Tool, UnitI
 
 from ....settings.extras import install
 from ..base import SILENT_STEPS_MIN
-from ..call_format import READERS
-from ..tool_calls import span_of
+from ..tool_calls import READERS, span_of
 
 # -- tokens and grammar -------------------------------------------------------------------------
 
@@ -153,7 +152,7 @@ class Policy:
     """What a checkpoint may choose, with the makers' defaults.
 
     Attributes:
-        call_form: of a call's text, one of `call_format.READERS`.
+        call_form: of a call's text, one of `tool_calls.READERS`.
         listening, speaking: budgets of the silent part in tokens, of the first unit of a phase, of
             its second, and so on; the last one is repeated.
         thinks: False: an empty thought is fed where a silent part begins.

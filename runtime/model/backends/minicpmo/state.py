@@ -29,7 +29,7 @@ from torch import Tensor
 from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES, Opening, SlidingWindow
 
 from ..base import BackendRefused, ContextFull
-from ..call_format import check_parameters
+from ..tool_calls import check_parameters
 from .attention import Kept
 from .audio import MelCarry, samples_of
 from .runner import ModelRunner

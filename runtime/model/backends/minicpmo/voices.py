@@ -28,8 +28,7 @@ from ....settings.extras import install
 from ...voice import checkpoint as published
 from ...voice import reference as audio
 from ...voice.config import SILENT_CODE
-from ...voice.steps import VoiceSteps, sizes_on
-from ...voice.vocoder import VOICES, Chunk, Turn, session_bytes
+from ...voice.vocoder import VOICES, Chunk, Turn, VoiceSteps, session_bytes, sizes_on
 from ...voice.vocoder import Vocoder as PublishedVocoder
 from .checkpoint import CheckpointError
 from .device import MemoryPlan

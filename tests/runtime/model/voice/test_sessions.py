@@ -36,8 +36,7 @@ from runtime.model.engine.backend import EngineBackend
 from runtime.model.models import ModelUnusableError, load_backend
 from runtime.model.voice.checkpoint import FLOW, FLOW_YAML, HIFT
 from runtime.model.voice.reference import CODES_FILE, RATE_HZ, SPEAKER_FILE
-from runtime.model.voice.steps import VoiceSteps
-from runtime.model.voice.vocoder import Piece, Vocoder
+from runtime.model.voice.vocoder import Piece, Vocoder, VoiceSteps
 from runtime.settings.extras import install
 from runtime.settings.settings import Settings
 from tests.models import random_model, random_voice

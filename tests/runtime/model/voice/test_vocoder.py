@@ -15,8 +15,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime.model.voice.flow import Flow
 from runtime.model.voice.hift import FRAME, Hift
-from runtime.model.voice.steps import Fixed, VoiceSteps, sizes_on
-from runtime.model.voice.vocoder import CODES_MAX, HELD, Chunk, Spoken, Turn, Vocoder, normal
+from runtime.model.voice.vocoder import (
+    CODES_MAX,
+    HELD,
+    Chunk,
+    Fixed,
+    Spoken,
+    Turn,
+    Vocoder,
+    VoiceSteps,
+    normal,
+    sizes_on,
+)
 from tests.models.random_voice import CONFIG, HIFT_CONFIG, STEPS, codes, reference, vocoder
 from tests.runtime.model.test_minicpmo_steps import Capturing, Elsewhere
 
