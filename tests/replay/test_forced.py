@@ -167,8 +167,8 @@ def test_rounding_is_told_from_a_regression(logs: list[Path], half: DuplexModel)
     numbers = torch.Generator().manual_seed(0)
     broken = spoilt(lambda weights: weights.mul_(1 + torch.randn(weights.shape, generator=numbers)))
     found = {"half": Counter[bool | None](), "broken": Counter[bool | None]()}
-    for name, model in (("half", half), ("broken", broken)):
-        for row in judged(logs, model):
+    for name, model, some in (("half", half, logs), ("broken", broken, sample(logs, logs[:1]))):
+        for row in judged(some, model):
             found[name].update(it["near_tie"] for it in changed(row))
     assert found["half"][True] > 0
     assert 9 * found["half"][False] <= found["half"][True]
