@@ -37,7 +37,7 @@ from protocol.values.messages import QueuePlace
 from protocol.values.modes import OF_MODE, Mode
 
 from ..settings.settings import QUEUE_MAX
-from .pool import Lease, Pool
+from .workers import Lease, Pool
 
 QUEUE_REPORTED_MAX: Final = 8
 """In a longer queue only `refresh` reports its length: each arrival would be sent to all."""
