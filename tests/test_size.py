@@ -23,7 +23,7 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (227, 1),
     "protocol": (13_339, 59),
     "recorder": (4_250, 31),
-    "runtime": (22_989, 111),
+    "runtime": (22_976, 111),
     "runtime/model": (9_921, 48),
     "replay": (10_640, 55),
 }
