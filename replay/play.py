@@ -36,8 +36,7 @@ from protocol.values.errors import CLOSE_INTERNAL_ERROR
 from protocol.values.limits import NS_PER_S
 from protocol.values.modes import OF_MODE
 from protocol.values.utf8 import Shortened
-from recorder.format.errors import RecorderError
-from recorder.format.records import Record
+from recorder.format.format import Record, RecorderError
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from runtime.access.gate import AccessControl, Denied, open_gate

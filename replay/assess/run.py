@@ -55,8 +55,7 @@ from protocol.values.digest import DIGEST_BYTES, digest
 from protocol.values.limits import NS_PER_S
 from protocol.values.model import Chunk, Opening
 from protocol.values.modes import OF_MODE
-from recorder.format.errors import LogDamaged, RecorderError
-from recorder.format.records import Record
+from recorder.format.format import LogDamaged, Record, RecorderError
 from recorder.read.reader import LogReader
 from recorder.write.files import PART_PREFIX, new_file
 from runtime.measures.measure import PAUSE_MS, SPEECH_GAP_MS, Ratio, Scores

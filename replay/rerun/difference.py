@@ -16,8 +16,8 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.digest import digest
 from protocol.values.record_names import record_name
+from recorder.format.format import Fields, Record, Value
 from recorder.format.mapping import effect_record, event_record
-from recorder.format.records import Fields, Record, Value
 
 from .report import Cause
 

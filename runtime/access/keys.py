@@ -67,8 +67,7 @@ import attrs
 import orjson
 
 from protocol.values.modes import MODES, Mode
-from recorder.write.disk import Disk
-from recorder.write.files import new_file
+from recorder.write.files import Disk, new_file
 
 # -- keys as values --------------------------------------------------------------------------------
 

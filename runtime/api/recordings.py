@@ -63,12 +63,11 @@ from protocol.values.modes import MODES
 from protocol.wire.codec import Fields
 from recorder.format.format import SUFFIX
 from recorder.storage import marks
-from recorder.storage.listing import Index, Listing, Wanted, page_of
+from recorder.storage.listing import Index, Listing, State, Summary, Wanted, page_of
 from recorder.storage.marks import MARKS_MAX as LATER_MARKS_MAX
 from recorder.storage.marks import marks_path, read_marks
 from recorder.storage.remote import RemoteStore, StoredLog, logs_of
 from recorder.storage.store import WITH_STORE_NAME, LogInfo, Logs, Store
-from recorder.storage.summary import State, Summary
 
 from ..access.gate import require_admin
 from ..access.keys import Key

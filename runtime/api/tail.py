@@ -51,13 +51,12 @@ from protocol.wire.codec import Context, Value, encode_base64, parse_frame
 from protocol.wire.dialects import LIVE, live, openai_shared
 from protocol.wire.dialects.shared import SESSION_CLOSED, SESSION_REPLACED, SESSION_RESUMABLE
 from protocol.wire.table import refusal
-from recorder.format.blobs import extract
-from recorder.format.errors import Unreadable
-from recorder.format.records import FRAME_KINDS, Record
+from recorder.format.encoding import extract
+from recorder.format.format import FRAME_KINDS, Record, Unreadable
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
+from recorder.storage.listing import State
 from recorder.storage.store import LogInfo
-from recorder.storage.summary import State
 
 from .requests import Write
 

@@ -38,7 +38,7 @@ from protocol.values.limits import NS_PER_S
 from protocol.values.modes import Mode
 from protocol.values.requests import ClientMessage
 from protocol.values.state import State
-from recorder.storage.retention import Cause, RetentionStatistics
+from recorder.storage.store import Cause, RetentionStatistics
 
 from ..access.gate import Reason
 from ..net.limits import Counters, Drop, Refusal

@@ -26,8 +26,8 @@ from protocol.values.model import Opened
 from protocol.values.modes import Mode
 from protocol.values.utf8 import KEPT_CHARS, Frame, Shortened, Utf8Text
 from protocol.wire.dialects.shared import KNOWN_TYPES
+from recorder.format.format import size_bytes
 from recorder.format.mapping import event_of, event_record
-from recorder.format.records import size_bytes
 from recorder.read.reader import read
 from recorder.storage.store import Store
 from replay.redact.content import Policy, Tally

@@ -36,9 +36,9 @@ from protocol.values.model import (
 from protocol.values.modes import Mode
 from protocol.values.record_names import RECORD_FIELDS
 from protocol.values.utf8 import Utf8Text
-from recorder.format.records import Record
+from recorder.format.format import Record
 from recorder.read.reader import read
-from recorder.read.verify import verify
+from recorder.repair import verify
 from replay.redact.content import KINDS, Policy, Tally
 from replay.redact.frames import FrameEditor
 from replay.redact.redaction import (

@@ -28,7 +28,7 @@ from protocol.values.messages import ComeBack
 from protocol.values.model import Unit
 from protocol.values.modes import Mode
 from recorder.storage.store import LogInfo, Store
-from recorder.write.disk import Disk
+from recorder.write.files import Disk
 from recorder.write.writer import Recorder
 from runtime.media.decoder import Client, MediaDecoder
 from runtime.media.values import Decoded

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from protocol.values.digest import session_id_of
 from protocol.values.limits import NS_PER_S
 from protocol.values.state import State
-from recorder.storage.retention import RetentionStatistics
+from recorder.storage.store import RetentionStatistics
 from runtime.net.limits import Counters
 from runtime.slots.workers import PoolCounts, WorkersStatistics
 from runtime.telemetry import catalogue, metrics
