@@ -49,9 +49,8 @@ from protocol.values.state import State
 from protocol.wire.codec import frame_bytes
 from protocol.wire.dialects import DUPLEX_V1
 
-from ..measures.conversation import talk_scores
-from ..measures.measure import Ratio, Times, Value
-from ..measures.talk import CallStories, ClientSound, Talk, tool_scores
+from ..measures.conversation import CallStories, Ratio, Times, Value, talk_scores, tool_scores
+from ..measures.talk import ClientSound, Talk
 from ..telemetry import catalogue as c
 from .catalogue import ALL, Metric
 from .watching import Noted, Shown
