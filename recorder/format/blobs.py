@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import pybase64
 
-from protocol.values.utf8 import UTF8_BYTES_MAX, Utf8Text
+from protocol.values.frames import UTF8_BYTES_MAX, Utf8Text
 
 from .errors import FormatError
 from .format import RECORD_BYTES_MAX, Piece

@@ -18,7 +18,7 @@ Only `frame` of `rx` and `tx` is split; any long text is a blob, so that headers
 Logs are never rewritten when a kind's version (`RECORD_VERSIONS`) rises: records are upcast on
 reading, one version at a time, blobs resolved. Newer versions and unknown kinds are refused. An
 added field needs no upcast: it has a default, and is left out while it has it
-(`protocol.values.record_names`). A field that changes its meaning or is removed needs a conversion
+(`protocol.values.records`). A field that changes its meaning or is removed needs a conversion
 in `UPCASTS`. So far all records have version 1.
 """
 
@@ -30,7 +30,7 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
-from protocol.values.utf8 import Utf8Text
+from protocol.values.frames import Utf8Text
 
 from .errors import FormatError, RecordInvalid, VersionUnknown
 from .format import MIB

@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 import attrs
 
-from protocol.values.digest import session_id_of
+from protocol.values.records import session_id_of
 
 from ..format.errors import LogMisuse
 from ..format.format import SUFFIX, is_recording_id

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from protocol.values.digest import derive_id
+from protocol.values.records import derive_id
 
 from ..format.errors import FormatError, RecorderError
 from ..format.expansion import Expansion

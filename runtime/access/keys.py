@@ -54,7 +54,7 @@ import anyio
 import anyio.to_thread
 import attrs
 
-from protocol.values.modes import MODES, Mode
+from protocol.values.limits import MODES, Mode
 from recorder.write.disk import Disk
 from recorder.write.files import new_file
 

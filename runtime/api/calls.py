@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from protocol.values.modes import Mode
+from protocol.values.limits import Mode
 
 from ..access.middleware import CALLS_PATH, principal_of
 from ..link.address import connect, read_address

@@ -41,8 +41,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from protocol.values.digest import is_session_id, session_id_of
-from protocol.values.modes import MODES
+from protocol.values.limits import MODES
+from protocol.values.records import is_session_id, session_id_of
 from recorder.format.format import SUFFIX
 from recorder.storage.listing import Index, Listing, Wanted, page_of
 from recorder.storage.marks import marks_path, read_marks

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, Protocol
 
 import orjson
 
-from protocol.values.utf8 import Received
+from protocol.values.frames import Received
 
 from ..net.connection import OnMessages, WebSocket
 

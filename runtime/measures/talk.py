@@ -33,15 +33,14 @@ from typing import Final, Literal
 
 import attrs
 
-from protocol.machine.tools import UNANSWERED
+from protocol.machine.input import UNANSWERED
 from protocol.values import events as ev
 from protocol.values import messages as ms
 from protocol.values import model
 from protocol.values import openai as oa
 from protocol.values.behaviour import LATE_FORMATS, NEWEST
 from protocol.values.effects import DetectSpeech
-from protocol.values.limits import SPEECH_SILENCE_MS, SPEECH_THRESHOLD
-from protocol.values.modes import Mode
+from protocol.values.limits import SPEECH_SILENCE_MS, SPEECH_THRESHOLD, Mode
 from protocol.values.requests import Append, AppendSound, ClientMessage, Init
 from protocol.wire.audio import LIVE_RATE_HZ, expand, ratio_of, to_pcm16
 

@@ -29,9 +29,8 @@ import numpy as np
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from protocol.values.errors import ErrorCode, LocalProtocolError
-from protocol.values.limits import NS_PER_S
+from protocol.values.limits import NS_PER_S, Mode
 from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES, UNIT_BYTES, Picture, Sound, Text
-from protocol.values.modes import Mode
 
 from ..model.backends import streams
 from ..model.backends.base import BackendError, BackendGone, BackendRefused, ContextFull

@@ -15,7 +15,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from protocol.values.errors import LocalProtocolError
-from protocol.values.modes import Mode
+from protocol.values.limits import Mode
 
 from ..model.backends.base import Backend, BackendError
 from ..model.backends.streams import Anchoring, SamplingParams, Streams

@@ -22,7 +22,7 @@ from prometheus_client.utils import floatToGoString
 
 from protocol.machine.session import Connected
 from protocol.values.events import ConnectionOpened
-from protocol.values.modes import Mode
+from protocol.values.limits import Mode
 from protocol.values.state import State
 from recorder.storage.retention import Cause, RetentionStatistics
 

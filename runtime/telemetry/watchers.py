@@ -16,9 +16,9 @@ import attrs
 
 from protocol.machine.session import Session
 from protocol.values import events as ev
-from protocol.values.digest import session_id_of
 from protocol.values.effects import DropUnit, Effect, ForgetRecording
 from protocol.values.limits import NS_PER_S
+from protocol.values.records import session_id_of
 from protocol.values.requests import ClientMessage
 
 from ..settings.extras import install

@@ -24,7 +24,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from protocol.values.digest import derive_id
+from protocol.values.records import derive_id
 from recorder.format.errors import Unreadable
 from recorder.format.records import Record
 from recorder.read.reader import LogReader
