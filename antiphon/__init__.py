@@ -75,13 +75,12 @@ if TYPE_CHECKING:
         VideoPart,
         VoiceName,
     )
-    from recorder.format.errors import LogDamaged, RecorderError, Unreadable
-    from recorder.format.records import Record
+    from recorder.format.format import LogDamaged, Record, RecorderError, Unreadable
     from recorder.read.reader import LogReader
     from recorder.read.reader import read as read_log
     from recorder.read.scan import Damage
-    from recorder.read.verify import Report as VerifyReport
-    from recorder.read.verify import verify as verify_log
+    from recorder.repair import Report as VerifyReport
+    from recorder.repair import verify as verify_log
     from replay.diff import DiffReport
     from replay.diff import compare as compare_logs
     from replay.eval.evaluate import measure_log
@@ -126,11 +125,10 @@ _NAMES: Final[Mapping[str, str]] = MappingProxyType(
             "Append AudioPart ChatMessage ImagePart Init ReferenceAudio SpeechRequest TextPart "
             "VideoPart VoiceName"
         ),
-        "recorder.format.errors": "LogDamaged RecorderError Unreadable",
-        "recorder.format.records": "Record",
+        "recorder.format.format": "LogDamaged Record RecorderError Unreadable",
         "recorder.read.reader": "LogReader read:read_log",
         "recorder.read.scan": "Damage",
-        "recorder.read.verify": "Report:VerifyReport verify:verify_log",
+        "recorder.repair": "Report:VerifyReport verify:verify_log",
         "replay.diff": "DiffReport compare:compare_logs",
         "replay.eval.evaluate": "measure_log",
         "replay.export.formats": "export:export_log",

@@ -34,7 +34,7 @@ import soxr
 
 from protocol.values.limits import NS_PER_S
 from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ
-from recorder.format.errors import RecorderError
+from recorder.format.format import RecorderError
 from replay.assess.suite import MANIFEST, facts_in
 from replay.export.sound import to_pcm16
 from replay.export.timeline import Moment, Words

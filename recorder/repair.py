@@ -1,9 +1,12 @@
-"""Logs written again from the stored records of others: damaged ones recovered, finished compacted.
+"""Logs verified, recovered and compacted: written again from the stored records of others.
 
     damaged log -> survey: which records are good -> their blocks, copied -> fin -> verified
     finished log -> its records as they are stored -> FLAC, larger blocks, zstd 19 -> compared
 
 Rules:
+- Verifying: an intact log without `fin` is open, which is not a fault. Any damage makes it damaged;
+  without a session record it is unreadable. `fin` must name the previous block's chain and the
+  right counts, and a seek table must match the log.
 - Records keep their content, versions and numbers. Blocks are copied whole where possible, and
   rechained; otherwise their records go into new blocks. The session record, its copy, `fin` and the
   seek table are as in any log. The file is new; syncing its directory is left to the caller that
@@ -22,27 +25,137 @@ Rules:
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import zip_longest
 from pathlib import Path
-from typing import Final, Self, TypeAlias
+from typing import Final, Literal, Self, TypeAlias
 
 import attrs
 import zstandard
 
 from .format import format as layout
-from .format.blobs import EXACT_16, RAW, cut_of, pack_flac
-from .format.blocks import FIN_FIELDS, LEVEL, Batch, Chain, Compressor, Frame
-from .format.encoding import Framed, RecordEncoder, header_json, to_json
-from .format.errors import FormatError, LogUnsound, RecorderError
-from .format.expansion import Expansion, header_cost
-from .format.records import Fields, Record, Value
-from .read.decoding import PART_VALUES, StoredRecord, decode, parse
-from .read.reader import LogReader, no_record, unit_index
+from .format.encoding import (
+    EXACT_16,
+    RAW,
+    Framed,
+    RecordEncoder,
+    cut_of,
+    header_json,
+    pack_flac,
+    to_json,
+)
+from .format.format import (
+    Expansion,
+    Fields,
+    FormatError,
+    LogUnsound,
+    Record,
+    RecorderError,
+    Unreadable,
+    Value,
+    header_cost,
+)
+from .read.reader import (
+    PART_VALUES,
+    HeadSource,
+    LogReader,
+    StoredRecord,
+    decode,
+    no_record,
+    parse,
+    unit_index,
+)
 from .read.scan import Block, Damage, FileSource, Scanner
-from .read.verify import verify
-from .write.disk import Disk, is_held
+from .write.files import Disk, is_held
+from .write.logfile import FIN_FIELDS, LEVEL, Batch, Chain, Compressor, Frame
+
+# -- verifying -------------------------------------------------------------------------------------
+
+
+State = Literal["finished", "open", "damaged", "unreadable"]
+
+DAMAGE_KEPT: Final = 100
+"""Damages listed one by one; further ones are only counted."""
+_EXIT_CODES: Final[dict[State, int]] = {"finished": 0, "open": 0, "damaged": 1, "unreadable": 2}
+
+
+@attrs.define(kw_only=True)
+class Report:
+    """The result of verifying a log.
+
+    Attributes:
+        records: read, the session record counted once.
+        first_seq: of the first record read, None if there is none.
+        damage: the first `DAMAGE_KEPT`.
+        damage_count: all damages.
+        fin_ok: whether `fin` has the right chain and counts, None without `fin`.
+        head_source: the block that the session record came from, None if lost.
+        units: `unit` records read.
+        last_tx_ordinal: `ordinal` of the last `tx` read, None if there is none.
+        tail_bytes: of an incomplete block at the end, ignored.
+        has_seek_table: the log ends with a valid one.
+        detail: why it is unreadable, else None.
+    """
+
+    state: State
+    blocks: int = 0
+    records: int = 0
+    first_seq: int | None = None
+    last_seq: int | None = None
+    damage: tuple[Damage, ...] = ()
+    damage_count: int = 0
+    fin_ok: bool | None = None
+    head_source: HeadSource | None = None
+    units: int = 0
+    last_tx_ordinal: int | None = None
+    tail_bytes: int = 0
+    has_seek_table: bool = False
+    detail: str | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of `antiphon recordings verify`: 0 intact, 1 damaged, 2 unreadable."""
+        return _EXIT_CODES[self.state]
+
+
+def verify(log: Path | bytes) -> Report:
+    """Read and judge a whole log, a path or its bytes; only `OSError` is raised."""
+    try:
+        reader = LogReader(log)
+    except Unreadable as error:
+        return Report(state="unreadable", detail=str(error))
+    report, counts, fin = Report(state="open"), Counter[str](), None
+    with reader:
+        before_item = before_fin = reader.last_chain, reader.blocks
+        for item in reader:
+            before_fin = before_item if fin is None else before_fin
+            if isinstance(item, Damage):
+                report.damage_count += 1
+                report.damage += (item,) if len(report.damage) < DAMAGE_KEPT else ()
+            else:
+                counts[item.kind] += 1
+                fin = item.fields if item.kind == "fin" else fin
+                report.last_seq = item.seq
+                report.first_seq = item.seq if report.first_seq is None else report.first_seq
+                ordinal = item.fields.get("ordinal")
+                if item.kind == "tx" and isinstance(ordinal, int):
+                    report.last_tx_ordinal = ordinal
+            before_item = reader.last_chain, reader.blocks
+        if fin is not None:
+            counted = {kind: count for kind, count in counts.items() if kind != "fin"}
+            chain, blocks = before_fin
+            expected = (counted, None if chain is None else chain.hex(), blocks)
+            report.fin_ok = (fin.get("counts"), fin.get("chain"), fin.get("blocks")) == expected
+            report.state = "finished"
+        if report.damage_count or report.fin_ok is False:
+            report.state = "damaged"
+        report.blocks, report.records, report.units = reader.blocks, counts.total(), counts["unit"]
+        report.head_source, report.tail_bytes = reader.head_source, reader.tail_bytes
+        report.has_seek_table = reader.has_seek_table
+    return report
+
 
 Watch = Callable[[int], None]
 """Takes the number of bytes of the log processed since the last call; recovery reads it twice."""

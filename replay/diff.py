@@ -27,7 +27,7 @@ import click
 from cattrs import unstructure
 from rich.console import RenderableType
 
-from recorder.format.records import Fields, Record, Value
+from recorder.format.format import Fields, Record, Value
 from recorder.read.scan import Damage
 
 from .rerun.difference import NOTHING, Difference, label, show

@@ -35,8 +35,7 @@ from protocol.values import events as ev
 from protocol.values.errors import CLOSE_INTERNAL_ERROR
 from protocol.values.frames import Shortened
 from protocol.values.limits import NS_PER_S, OF_MODE
-from recorder.format.errors import RecorderError
-from recorder.format.records import Record
+from recorder.format.format import Record, RecorderError
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from runtime.access.gate import AccessControl, Denied, open_gate

@@ -45,9 +45,8 @@ from rich.status import Status
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from recorder.format.errors import RecorderError
+from recorder.format.format import Fields, Record, RecorderError
 from recorder.format.mapping import EVENT_KINDS, MappingError, event_of
-from recorder.format.records import Fields, Record
 from recorder.read.reader import LogReader, read
 from recorder.read.scan import Damage
 from recorder.write.files import check_new_file, new_file

@@ -36,11 +36,10 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from anyio.streams.text import TextReceiveStream
 
 import antiphon
-from recorder.format.blocks import Chain, Frame
-from recorder.format.format import HEADER_BYTES, SUFFIX, BlockHeader, frame_record
-from recorder.format.records import Record
+from recorder.format.format import HEADER_BYTES, SUFFIX, BlockHeader, Record, frame_record
 from recorder.read.reader import LogReader
-from recorder.read.verify import verify
+from recorder.repair import verify
+from recorder.write.logfile import Chain, Frame
 from runtime.commands.demo import LINE_BYTES_MAX, RUN, ServerProcessError, served, words_of
 from tests.fairness.adversaries import ADDRESSES, IDLE, KINDS
 from tests.project.evidence import add_out

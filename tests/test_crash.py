@@ -19,9 +19,9 @@ from click.testing import CliRunner
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from recorder.format.records import Record
+from recorder.format.format import Record
 from recorder.read.reader import LogReader, read
-from recorder.read.verify import verify
+from recorder.repair import verify
 from recorder.write.writer import Durability
 from replay.rerun.logic import replay
 from runtime.cli import main
@@ -121,19 +121,19 @@ def test_servers_killed_under_load_have_logged_all_that_was_heard(tmp_path: Path
 
 TELLS_FIRST: Final = """
 import itertools, threading
-import recorder.write.disk, runtime.session.journal
+import recorder.write.files, runtime.session.journal
 
 async def written(self, log, seq):
     pass
 
-disk = recorder.write.disk
+disk = recorder.write.files
 
 def write(self, descriptor, data, write=disk.Disk.write, calls=itertools.count()):
     if next(calls) >= 100:
         threading.Event().wait()
     return write(self, descriptor, data)
 
-recorder.write.disk.Disk.write, runtime.session.journal.Journal._written = write, written
+recorder.write.files.Disk.write, runtime.session.journal.Journal._written = write, written
 from runtime.cli import main; main()"""
 
 

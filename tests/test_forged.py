@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recorder.read.verify import verify
+from recorder.repair import verify
 from recorder.storage.store import INDEX_NAME
 from tests.forged.bombs import BOMBS, bomb
 from tests.forged.drawn import draw

@@ -12,11 +12,10 @@ import pytest
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.records import RECORD_NAMES
-from recorder.format.format import SUFFIX
+from recorder.format.format import SUFFIX, Record
 from recorder.format.mapping import EVENT_KINDS, event_of
-from recorder.format.records import Record
 from recorder.read.scan import Damage
-from recorder.read.verify import State, verify
+from recorder.repair import State, verify
 from replay.rerun.folder import replay_log
 from tests.golden.logs import (
     CHANGES,

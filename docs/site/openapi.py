@@ -16,8 +16,8 @@ from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hi
 import attrs
 
 from protocol.values.limits import MODES
+from recorder.storage.listing import State, Summary
 from recorder.storage.marks import Mark
-from recorder.storage.summary import State, Summary
 from replay.rerun.report import EXIT_CODES
 from runtime.api import recordings
 from runtime.api.twilio import PARAMETERS as TWILIO

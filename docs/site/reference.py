@@ -71,7 +71,8 @@ PYTHON: Final[Mapping[str, tuple[str, str]]] = {
     "To read a recording": (
         "Record by record; [the log's format](../log-format.md) says what is in it.",
         "LogReader read_log Record Damage verify_log VerifyReport RecorderError LogDamaged "
-        "Unreadable recorder.format.records",
+        "Unreadable recorder.format.format.RECORD_VERSIONS recorder.format.format.Fields "
+        "recorder.format.format.Value",
     ),
     "To run it again": (
         "Logic replay, and what differs between two recordings.",

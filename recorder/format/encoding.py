@@ -1,11 +1,27 @@
-"""Encoding records: their JSON headers and blobs, as `recorder.format.records` describes them.
+"""Encoding records: their JSON headers and blobs, as `recorder.format.format` describes them.
 
-Repeats of a blob come soon (a voice is sent, then prepared), so few recent ones are kept, as whole
-bytes: three short probes find them and a full comparison confirms, which is cheaper than any hash
-and exact. A client that sends sound in pieces of 20 ms sends fifty a second, and by themselves they
-cost ten times what a second in one piece costs: such frames are joined in runs.
+Codecs are rearrangements of a blob that zstd compresses better:
 
-Most records hold numbers, words and one blob at most: their fields are written in one call.
+    0 raw          as it is
+    1 shuffle-4    float32 samples, first all lowest bytes, then the next, ...
+    2 exact-16-bit float32 samples that are exactly s/32768 or s/32767 for 16-bit s:
+                   a divisor byte, then the differences of s, low bytes before high bytes
+    3 FLAC         the same samples: a divisor byte, then a FLAC file; only in compacted logs
+
+Rules:
+- Only the bytes decide the codec. A packed blob is unpacked and compared as BYTES before use, so
+  -0.0 and NaN payloads fall back to another codec. Of codec 1, samples are compared.
+- What is unpacked is untrusted. A file that is not FLAC with one channel and 16 bits, or claims too
+  many samples, is refused before decoding. The library loads on demand: compacted logs need it.
+- A media frame is nearly all base64; decoded, its PCM compresses, and repeats are recognised. A
+  span is a whole quoted string, or the part after `base64,` near its start, and only if
+  re-encoding gives the same characters, so `restore` is exact for ANY text. JSON is not parsed.
+- Repeats of a blob come soon (a voice is sent, then prepared), so few recent ones are kept, as
+  whole bytes: three short probes find them and a full comparison confirms, which is cheaper than
+  any hash and exact.
+- A client that sends sound in pieces of 20 ms sends fifty a second, and by themselves they cost ten
+  times what a second in one piece costs: such frames are joined in runs.
+- Most records hold numbers, words and one blob at most: their fields are written in one call.
 """
 
 from __future__ import annotations
@@ -13,23 +29,359 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from io import BytesIO
 from itertools import accumulate
 from typing import Any, Final, TypeAlias, cast
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 import orjson
+import pybase64
 
 from protocol.values.effects import DetectSpeech
 from protocol.values.frames import UTF8_BYTES_MAX, Utf8Text
 from protocol.values.records import RECORD_NAMES
 
 from . import format as layout
-from . import records as rc
-from .blobs import RAW, SMALL_BYTES_MAX, Packed, SplitPiece, decode, extract, pack
-from .errors import RecordInvalid
-from .expansion import RECORD_COST, VALUE_COST, count_values, header_cost
+from .format import (
+    RECORD_BYTES_MAX,
+    RECORD_COST,
+    VALUE_COST,
+    FormatError,
+    Piece,
+    RecordInvalid,
+    count_values,
+    header_cost,
+)
+
+# -- FLAC ------------------------------------------------------------------------------------------
+
+
+SAMPLES_MAX: Final = RECORD_BYTES_MAX // 4
+"""Samples of float32 before packing. A few bytes of FLAC can expand to thousands."""
+RATE_HZ: Final = 16_000
+"""FLAC requires a rate. Blobs have none, and no reader uses it."""
+FLAC_LEVEL: Final = 1.0
+"""The smallest files; a second of speech takes a third of a millisecond."""
+
+Samples = npt.NDArray[np.int16]
+
+
+def encode_flac(samples: Samples) -> bytes:
+    """Encode samples of one channel; shape (samples,), at least one."""
+    import soundfile
+
+    file = BytesIO()
+    soundfile.write(
+        file, samples, RATE_HZ, format="FLAC", subtype="PCM_16", compression_level=FLAC_LEVEL
+    )
+    return file.getvalue()
+
+
+def decode_flac(data: bytes, samples: int) -> Samples | None:
+    """Decode a file; None unless it claims exactly `samples` (checked first) and is valid."""
+    import soundfile
+
+    try:
+        with soundfile.SoundFile(BytesIO(data)) as file:
+            kind = (file.format, file.subtype, file.channels)
+            if kind != ("FLAC", "PCM_16", 1) or not file.frames == samples <= SAMPLES_MAX:
+                return None
+            found: Samples = file.read(samples, dtype="int16")
+            return found if len(found) == samples > 0 else None
+    except (soundfile.SoundFileError, OSError, ValueError):
+        return None
+
+
+# -- codecs ----------------------------------------------------------------------------------------
+
+
+RAW: Final = 0
+SHUFFLE_4: Final = 1
+EXACT_16: Final = 2
+FLAC: Final = 3
+
+PCM_BYTES_MIN: Final = 256
+"""Fewer than 64 samples save nothing, and are too few to recognise."""
+_PROBE_RUNS: Final = 16
+_RUN_BYTES: Final = 64
+"""Of random bytes, one in six looks like PCM, so 256 samples are read, in runs of a cache line."""
+_CHECKED_EVERY: Final = 509
+"""After shuffling many, one sample of so many is compared: all would take longer than that."""
+_PROBE_SHARE_MIN: Final = 0.9
+_EXPONENTS: Final = range(90, 132)
+"""2**-37 to 2**5: dither and fades stay above it, and clipping PCM overshoots 1.0 by less."""
+_HIGHEST_BYTES: Final = bytes(
+    sign | exponent >> 1 for sign in (0, 0x80) for exponent in (0, *_EXPONENTS[::2])
+)
+"""The highest bytes of such samples and zero: sign, and exponent without its last bit."""
+_DIVISORS: Final = (32768.0, 32767.0)
+"""The two conventions for converting 16-bit samples to float; the divisor byte is the index."""
+SMALL_BYTES_MAX: Final = 4 << 10
+"""64 ms of samples: here a transpose takes less than numpy's calls for anything faster."""
+_FIRSTS: Final = struct.Struct(f"<f{_RUN_BYTES - 4}x")
+"""The first sample of each run of a probe."""
+_NEAR_WHOLE: Final = 0.5 - 1 / 256
+"""As float32, a 16-bit value is off by 2**-9 at most; of other samples, 2 in 256 come as close."""
+
+_Bytes = npt.NDArray[np.uint8]
+_U1, _U2, _U4 = np.dtype("u1"), np.dtype("<u2"), np.dtype("<u4")
+
+
+@attrs.frozen
+class Packed:
+    """A blob as it is stored.
+
+    Attributes:
+        cut: where in `stored` the samples' highest bytes start, which compress unlike the rest; 0
+            if there are none.
+    """
+
+    codec: int
+    stored: Piece
+    cut: int = 0
+
+
+def pack(data: bytes) -> Packed:
+    """Choose a codec and apply it; `unpack` gives exactly `data` again."""
+    if len(data) >= PCM_BYTES_MIN and len(data) % 4 == 0:
+        probe = _probe(data)
+        if _looks_like_pcm(probe):
+            cut = cut_of(SHUFFLE_4, len(data))
+            packed = _pack_exact(data, probe) or Packed(SHUFFLE_4, _shuffle(data, 4), cut)
+            stored, known = packed.stored, data
+            if packed.codec == SHUFFLE_4:  # it only moves bytes, so some samples tell
+                every = 1 if len(data) <= SMALL_BYTES_MAX else _CHECKED_EVERY
+                stored = np.frombuffer(stored, _U1).reshape(4, -1)[:, ::every].tobytes()
+                known = np.frombuffer(data, _U4)[::every].tobytes()
+            if unpack(packed.codec, stored, len(known)) == known:
+                return packed
+    return Packed(RAW, data)
+
+
+def pack_flac(packed: Piece) -> Packed | None:
+    """Repack `packed`, a blob of codec 2, as FLAC; None where the samples would not be the same."""
+    data = _unpack_exact(packed, 2 * (len(packed) - 1))
+    values = None if data is None else _as_sixteen_bit(data, _DIVISORS[packed[0]])
+    if values is None:
+        return None
+    stored = bytes([packed[0]]) + encode_flac(values)
+    return Packed(FLAC, stored) if _unpack_flac(stored, 4 * len(values)) == data else None
+
+
+def cut_of(codec: int, stored_len: int) -> int:
+    """Return where a stored blob's highest sample bytes start; 0 if it has none."""
+    if codec == SHUFFLE_4:
+        return stored_len // 4 * 3
+    return 1 + (stored_len - 1) // 2 if codec == EXACT_16 else 0
+
+
+def unpack(codec: int, stored: Piece, length: int) -> bytes:
+    """Undo `pack`, to `length` bytes; `FormatError` if the codec or the lengths are wrong."""
+    unpacker = _UNPACKERS.get(codec)
+    data = unpacker(stored, length) if unpacker is not None else None
+    if data is None or len(data) != length:
+        raise FormatError(f"a blob of {length} bytes is not what codec {codec} stored")
+    return data
+
+
+def _probe(data: bytes) -> bytes:
+    step = max(_RUN_BYTES, len(data) // _PROBE_RUNS // 4 * 4)
+    starts = range(0, len(data) - _RUN_BYTES + 1, step)
+    return b"".join([data[start : start + _RUN_BYTES] for start in starts])
+
+
+def _looks_like_pcm(probe: bytes) -> bool:
+    highest = probe[3::4]
+    odd = highest.translate(None, _HIGHEST_BYTES)
+    return len(highest) - len(odd) >= _PROBE_SHARE_MIN * len(highest)
+
+
+def _pack_exact(data: bytes, probe: bytes) -> Packed | None:
+    for index, divisor in enumerate(_DIVISORS):
+        values = _as_sixteen_bit(data, divisor) if _is_near_whole(probe, divisor) else None
+        if values is not None:
+            deltas = values.copy()
+            deltas[1:] -= values[:-1]
+            stored = bytes([index]) + _shuffle(deltas.tobytes(), 2)
+            return Packed(EXACT_16, stored, cut=cut_of(EXACT_16, len(stored)))
+    return None
+
+
+def _is_near_whole(probe: bytes, divisor: float) -> bool:
+    """Whether the first sample of each run may be 16-bit; most others fail within microseconds."""
+    # A generator in `all` would take twice as long.
+    for (sample,) in _FIRSTS.iter_unpack(probe):
+        if not abs(sample * divisor % 1 - 0.5) > _NEAR_WHOLE:  # NaN too
+            return False
+    return True
+
+
+def _as_sixteen_bit(data: bytes, divisor: float) -> npt.NDArray[np.int16] | None:
+    samples = np.frombuffer(data, "<f4")
+    with np.errstate(all="ignore"):  # NaN and huge values cast to anything; the comparison judges
+        values: npt.NDArray[np.int16] = np.rint(samples * np.float32(divisor)).astype("<i2")
+    if _as_float(values, divisor) != data:
+        return None
+    return values
+
+
+def _as_float(values: npt.NDArray[np.int16], divisor: float) -> bytes:
+    return (values.astype("<f4") / np.float32(divisor)).tobytes()
+
+
+def _shuffle(data: bytes, width: int) -> Piece:
+    """Gather the bytes of each significance; narrowing words is twice as fast as a transpose."""
+    if len(data) <= SMALL_BYTES_MAX:
+        return np.frombuffer(data, _U1).reshape(-1, width).T.tobytes()
+    planes, words = np.empty((width, len(data) // width), _U1), _U4 if width == 4 else _U2
+    for at, plane in enumerate(planes):
+        plane[:-1] = np.frombuffer(data, words, len(plane) - 1, at)  # their lowest bytes
+        plane[-1] = data[at - width]
+    return planes.reshape(-1).data
+
+
+def _unpack_raw(stored: Piece, length: int) -> bytes | None:
+    return bytes(stored) if len(stored) == length else None
+
+
+def _unpack_shuffled(stored: Piece, length: int) -> bytes | None:
+    if not length or length % 4 or len(stored) != length:
+        return None
+    quarters = np.frombuffer(stored, np.uint8).reshape(4, -1)
+    if length <= SMALL_BYTES_MAX:
+        return quarters.T.tobytes()
+    words = _join_halves(quarters[2], quarters[3]).astype("<u4")
+    words <<= 16
+    words |= _join_halves(quarters[0], quarters[1])
+    return words.tobytes()
+
+
+def _unpack_exact(stored: Piece, length: int) -> bytes | None:
+    if not length or length % 4 or 2 * (len(stored) - 1) != length or stored[0] >= len(_DIVISORS):
+        return None
+    halves = np.frombuffer(stored, np.uint8, offset=1).reshape(2, -1)
+    if length <= SMALL_BYTES_MAX:
+        deltas = np.frombuffer(halves.T.tobytes(), "<i2")
+    else:
+        deltas = _join_halves(*halves).view("<i2")
+    return _as_float(np.cumsum(deltas, dtype="<i2"), _DIVISORS[stored[0]])
+
+
+def _unpack_flac(stored: Piece, length: int) -> bytes | None:
+    if length % 4 or len(stored) < 2 or stored[0] >= len(_DIVISORS):
+        return None
+    values = decode_flac(bytes(stored[1:]), length // 4)
+    return None if values is None else _as_float(values, _DIVISORS[stored[0]])
+
+
+def _join_halves(low: _Bytes, high: _Bytes) -> npt.NDArray[np.uint16]:
+    """Make words from byte halves; shifting takes two thirds of the time of strided stores."""
+    words: npt.NDArray[np.uint16] = high.astype("<u2")
+    words <<= 8
+    words |= low
+    return words
+
+
+_UNPACKERS: Final[dict[int, Callable[[Piece, int], bytes | None]]] = {
+    RAW: _unpack_raw,
+    SHUFFLE_4: _unpack_shuffled,
+    EXACT_16: _unpack_exact,
+    FLAC: _unpack_flac,
+}
+
+
+# -- base64 in text --------------------------------------------------------------------------------
+
+
+SPAN_CHARS_MIN: Final = 64
+"""Shorter strings are ids and words; a reference would cost what it saves."""
+QUOTES_MAX: Final = 1 << 16
+"""Steps of the search for them per frame: a frame of only quotes must not hold up the recorder."""
+SPANS_MAX: Final = 4096
+"""Spans per frame, more than a conversation's media; each lengthens the record's header."""
+_GROUP_CHARS: Final = 4
+_GROUP_BYTES: Final = 3
+"""Base64 groups: all but the last decode to exactly three bytes."""
+_QUOTE: Final = b'"'
+_DATA_URL: Final = b"base64,"
+_DATA_URL_CHARS_MAX: Final = 128
+"""Where `base64,` must end: the media type before it is short."""
+
+SplitPiece = str | Utf8Text | bytes
+"""Text as it is, or the decoded bytes of a base64 span."""
+
+
+def extract(text: str | Utf8Text) -> list[SplitPiece]:
+    """Split text into text of the same type and decoded base64 spans; `restore` undoes it."""
+    if isinstance(text, str):
+        return _split(text.encode("utf-8", "surrogatepass"), _to_text)
+    return _split(text.data, Utf8Text)
+
+
+def restore(pieces: Iterable[str | bytes]) -> str:
+    """Join the pieces of `extract`."""
+    return "".join(
+        piece if isinstance(piece, str) else pybase64.b64encode_as_string(piece) for piece in pieces
+    )
+
+
+def _to_text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
+
+
+def _split(data: bytes, text_of: Callable[[bytes], SplitPiece]) -> list[SplitPiece]:
+    pieces: list[SplitPiece] = []
+    text_start = 0
+    for start, end in _find_long_strings(data):
+        blob = decode_base64(memoryview(data)[start:end])
+        if blob is not None:
+            pieces += (text_of(data[text_start:start]), blob)
+            text_start = end
+            if len(pieces) == 2 * SPANS_MAX:
+                break
+    if text_start < len(data):
+        pieces.append(text_of(data[text_start:]))
+    return pieces
+
+
+def _find_long_strings(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield long stretches between quotes that may be base64, without a data URL's start."""
+    start = 0
+    for _ in range(QUOTES_MAX):
+        near = data.rfind(_QUOTE, start, start + SPAN_CHARS_MIN)
+        end = data.find(_QUOTE, start + SPAN_CHARS_MIN) if near < 0 else near  # skips short ones
+        if end < 0:
+            return
+        if near < 0:
+            yield _after_label(data, start, end), end
+        start = end + 1
+
+
+def _after_label(data: bytes, start: int, end: int) -> int:
+    reach = min(end, start + _DATA_URL_CHARS_MAX * UTF8_BYTES_MAX)
+    label = data.find(_DATA_URL, start, reach)
+    after = label + len(_DATA_URL)
+    is_near = label >= 0 and len(_to_text(data[start:after])) <= _DATA_URL_CHARS_MAX
+    return after if is_near else start
+
+
+def decode_base64(span: memoryview) -> bytes | None:
+    """Decode canonical base64, or return None; only the last group can be non-canonical."""
+    if len(span) < SPAN_CHARS_MIN or len(span) % _GROUP_CHARS:
+        return None
+    try:
+        blob = pybase64.b64decode(span, validate=True)
+    except ValueError:
+        return None
+    whole = (len(span) // _GROUP_CHARS - 1) * _GROUP_BYTES
+    tail = pybase64.b64encode(blob[whole:])  # of 5 characters or more, were whole wrong
+    return blob if tail == span[-_GROUP_CHARS:] else None
+
 
 # -- repeated blobs --------------------------------------------------------------------------------
 
@@ -60,7 +412,7 @@ class BlobMemory:
         """Return where an equal blob is stored, or None and remember it at `place`."""
         if len(blob) < REFERENCE_BYTES_MIN:
             return None
-        key = _probe(blob)
+        key = _key_of(blob)
         found = self._kept.pop(key, None)
         if found is not None and found[0] == blob:
             self._kept[key] = found
@@ -73,7 +425,7 @@ class BlobMemory:
         return None
 
 
-def _probe(blob: bytes) -> _Key:
+def _key_of(blob: bytes) -> _Key:
     middle = len(blob) // 2
     return (
         len(blob),
@@ -98,11 +450,11 @@ _BETWEEN: Final = RECORD_NAMES[DetectSpeech]
 """The effect that may follow each small frame, and does not end a run."""
 
 
-def runs(records: Iterable[rc.Record]) -> Iterator[list[rc.Record]]:
+def runs(records: Iterable[layout.Record]) -> Iterator[list[layout.Record]]:
     """Join records of small frames that follow each other; all others stand by themselves."""
-    run, run_bytes = list[rc.Record](), 0
+    run, run_bytes = list[layout.Record](), 0
     for record in records:
-        fields, size, is_small = record.fields, rc.RECORD_OVERHEAD_BYTES, False
+        fields, size, is_small = record.fields, layout.RECORD_OVERHEAD_BYTES, False
         if record.kind == "rx" and isinstance(frame := fields.get("frame"), str):
             is_small = len(frame) <= FRAME_CHARS_MAX and fields.keys() == _PLAIN
             size += len(frame)
@@ -138,8 +490,8 @@ class Framed:
     """An encoded record.
 
     Attributes:
-        pieces: its bytes, split where their kind changes; see `recorder.format.blocks`.
-        cost: of reading it, without its bytes; see `recorder.format.expansion`.
+        pieces: its bytes, split where their kind changes; see `recorder.write.logfile`.
+        cost: of reading it, without its bytes; see `Expansion`.
         has_samples: some pieces are PCM, packed or of 16 bits, or a picture.
     """
 
@@ -159,7 +511,7 @@ class RecordEncoder:
         packs_samples: PCM is rearranged so that zstd compresses it better; False stores it as is.
     """
 
-    frame_bytes_max: int = rc.FRAME_BYTES_MAX
+    frame_bytes_max: int = layout.FRAME_BYTES_MAX
     memory_bytes_max: int = REMEMBERED_BYTES
     packs_samples: bool = True
     _memory: BlobMemory = attrs.field(init=False)
@@ -171,11 +523,11 @@ class RecordEncoder:
         """Forget all blobs, so that later records stand without earlier ones."""
         self._memory = BlobMemory(self.memory_bytes_max)
 
-    def encode(self, record: rc.Record) -> Framed:
+    def encode(self, record: layout.Record) -> Framed:
         """Encode a record; `RecordInvalid` if a value is not JSON or bytes, or it is too large."""
         find, frame, split = self._memory.find_or_keep, record.fields.get("frame"), None
-        if record.kind in rc.FRAME_KINDS and frame is not None:
-            chars_max = min(rc.TEXT_CHARS_INLINE, self.frame_bytes_max // UTF8_BYTES_MAX)
+        if record.kind in layout.FRAME_KINDS and frame is not None:
+            chars_max = min(layout.TEXT_CHARS_INLINE, self.frame_bytes_max // UTF8_BYTES_MAX)
             split = extract(frame) if type(frame) is str and len(frame) <= chars_max else None
             if split is None or len(split) > 1:
                 return self._encode(record, find, split)
@@ -185,22 +537,22 @@ class RecordEncoder:
             if type(value) is not bytes:
                 raise TypeError
             blobs.append(value)
-            return {rc.BLOB: 0}
+            return {layout.BLOB: 0}
 
         try:  # most hold little but numbers, words and one blob: one call writes them
             fields = orjson.dumps(record.fields, blob_of, _OPTIONS)
         except orjson.JSONEncodeError:
             return self._encode(record, find, split)
-        has_more = b"null" in fields or len(fields) > rc.TEXT_CHARS_INLINE  # a NaN, a long text
+        has_more = b"null" in fields or len(fields) > layout.TEXT_CHARS_INLINE  # a NaN, a long text
         depth_max, ours = fields.count(b"{") + fields.count(b"["), fields.count(b'"$')
-        if has_more or depth_max > rc.NESTING_MAX or not ours == len(blobs) <= 1:
+        if has_more or depth_max > layout.NESTING_MAX or not ours == len(blobs) <= 1:
             return self._encode(record, find, split)
         packer = _Packer(record.seq, find, self.packs_samples)
         for blob in blobs:
             packer.add(blob)
         return _framed(record, packer, fields)
 
-    def encode_run(self, records: Sequence[rc.Record]) -> list[Framed]:
+    def encode_run(self, records: Sequence[layout.Record]) -> list[Framed]:
         """Encode a run of small frames (`runs`), raises as `encode`.
 
         The pieces of sound in them are one blob, of which each record names its part. Most frames
@@ -223,7 +575,7 @@ class RecordEncoder:
             elif type(pieces) is not tuple or not alike or len(pieces[1]) != len(alike[0]):
                 framed.append(self._encode(record, find, pieces))
             else:
-                text = {rc.TEXT: [pieces[0], 0, pieces[2]]}
+                text = {layout.TEXT: [pieces[0], 0, pieces[2]]}
                 fields = fields or to_json(record, {**record.fields, "frame": text})
                 header = header_json(record, [places[id(pieces[1])]], fields)
                 start, cost = layout.frame_record(header, 0), header_cost(header) + len(pieces[1])
@@ -232,7 +584,7 @@ class RecordEncoder:
 
     def _encode(
         self,
-        record: rc.Record,
+        record: layout.Record,
         find: Find,
         split: Sequence[SplitPiece] | None = None,
         whole: bytes = b"",
@@ -242,20 +594,22 @@ class RecordEncoder:
         if whole:
             packer.keep(whole)
             packer.has_samples |= len(whole) > SMALL_BYTES_MAX
-        frame = fields.get("frame") if record.kind in rc.FRAME_KINDS else None
+        frame = fields.get("frame") if record.kind in layout.FRAME_KINDS else None
         if isinstance(frame, (str, bytes, Utf8Text)):
             rest = {key: value for key, value in fields.items() if key != "frame"}
             kept, cut = _cut_frame(frame, self.frame_bytes_max)
-            if cut and rc.FRAME_CUT in rest:
-                raise RecordInvalid(f"record {record.seq} sets the field {rc.FRAME_CUT!r} itself")
-            packed = packer.pack_mapping({**rest, rc.FRAME_CUT: cut} if cut else rest, 0)
+            if cut and layout.FRAME_CUT in rest:
+                raise RecordInvalid(
+                    f"record {record.seq} sets the field {layout.FRAME_CUT!r} itself"
+                )
+            packed = packer.pack_mapping({**rest, layout.FRAME_CUT: cut} if cut else rest, 0)
             packed["frame"] = packer.pack_frame(kept, None if cut else split)
         else:
             packed = packer.pack_mapping(fields, 0)
         return _framed(record, packer, to_json(record, packed))
 
 
-def _framed(record: rc.Record, packer: _Packer, fields: bytes) -> Framed:
+def _framed(record: layout.Record, packer: _Packer, fields: bytes) -> Framed:
     """Frame a record whose fields are JSON; `RecordInvalid` if it is too large."""
     kind, header = record.kind, header_json(record, packer.table, fields)
     values = count_values(header)
@@ -279,9 +633,9 @@ def _split_as(first: Sequence[SplitPiece], frame: str) -> tuple[str, bytes, str]
         return None
     head, _, tail = cast("tuple[str, bytes, str]", first)
     is_same = frame.startswith(head) and frame.endswith(tail)
-    if not is_same or max(len(head), len(tail)) > rc.TEXT_CHARS_INLINE:
+    if not is_same or max(len(head), len(tail)) > layout.TEXT_CHARS_INLINE:
         return None
-    sound = decode(memoryview(frame.encode())[len(head) : len(frame) - len(tail)])
+    sound = decode_base64(memoryview(frame.encode())[len(head) : len(frame) - len(tail)])
     return None if sound is None else (head, sound, tail)
 
 
@@ -296,15 +650,15 @@ _HEADER: Final = b'{"at_ns":%d,"blobs":%b,"fields":%b,"kind":"%b","seq":%d,"vers
 
 
 def header_json(
-    record: rc.Record, blobs: Sequence[Sequence[int]], fields: bytes, version: int = 0
+    record: layout.Record, blobs: Sequence[Sequence[int]], fields: bytes, version: int = 0
 ) -> bytes:
     """Write a record's header around its fields, which are JSON already; of our version if 0."""
-    kind, version = record.kind, version or rc.RECORD_VERSIONS[record.kind]
+    kind, version = record.kind, version or layout.RECORD_VERSIONS[record.kind]
     table = orjson.dumps(blobs) if blobs else b"[]"
     return _HEADER % (record.at_ns, table, fields, kind.encode(), record.seq, version)
 
 
-def to_json(record: rc.Record, fields: object) -> bytes:
+def to_json(record: layout.Record, fields: object) -> bytes:
     """Write packed fields in the order of their keys; `RecordInvalid` if they are not JSON."""
     try:
         return orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)  # ten times faster
@@ -321,7 +675,7 @@ def to_json(record: rc.Record, fields: object) -> bytes:
 
 def _cut_frame(
     frame: str | bytes | Utf8Text, bytes_max: int
-) -> tuple[str | bytes | Utf8Text, rc.Fields | None]:
+) -> tuple[str | bytes | Utf8Text, layout.Fields | None]:
     """Truncate an oversized frame; text is measured and hashed as UTF-8."""
     is_wide = isinstance(frame, str) and not frame.isascii()
     if len(frame) * (UTF8_BYTES_MAX if is_wide else 1) <= bytes_max:
@@ -355,7 +709,7 @@ class _Packer:
         pieces = extract(frame) if split is None else split
         if len(pieces) < 2 and (short := _short_text(frame)) is not None:
             return short
-        return {rc.TEXT: [self._pack_piece(piece) for piece in pieces]}
+        return {layout.TEXT: [self._pack_piece(piece) for piece in pieces]}
 
     def _pack_piece(self, piece: str | bytes | Utf8Text) -> _Json:
         if isinstance(piece, bytes):
@@ -367,20 +721,20 @@ class _Packer:
         self._inline_left -= len(short)
         return short
 
-    def pack_mapping(self, value: Mapping[str, rc.Value], depth: int) -> dict[str, _Json]:
+    def pack_mapping(self, value: Mapping[str, layout.Value], depth: int) -> dict[str, _Json]:
         packed: dict[str, Any] = {}
         for key, item in value.items():
             if not isinstance(key, str):
                 raise RecordInvalid(f"record {self.seq} has the key {key!r}, not text")
-            name = rc.RESERVED + key if key[:1] == rc.RESERVED else key
+            name = layout.RESERVED + key if key[:1] == layout.RESERVED else key
             packed[name] = self._pack(item, depth + 1)
         return packed
 
-    def _pack(self, value: rc.Value, depth: int) -> _Json:
+    def _pack(self, value: layout.Value, depth: int) -> _Json:
         if isinstance(value, str):
-            if len(value) > rc.TEXT_CHARS_INLINE:
-                return {rc.TEXT: [[self.add(_utf8_of(value))]]}
-            return value if _is_utf8(value) else {rc.WTF8: self.add(_utf8_of(value))}
+            if len(value) > layout.TEXT_CHARS_INLINE:
+                return {layout.TEXT: [[self.add(_utf8_of(value))]]}
+            return value if _is_utf8(value) else {layout.WTF8: self.add(_utf8_of(value))}
         if value is None or isinstance(value, int):
             return value
         if isinstance(value, float):
@@ -388,9 +742,9 @@ class _Packer:
                 raise RecordInvalid(f"record {self.seq} holds {value}, which JSON does not")
             return value
         if isinstance(value, bytes):
-            return {rc.BLOB: self.add(value)}
-        if depth > rc.NESTING_MAX:
-            raise RecordInvalid(f"record {self.seq} nests deeper than {rc.NESTING_MAX}")
+            return {layout.BLOB: self.add(value)}
+        if depth > layout.NESTING_MAX:
+            raise RecordInvalid(f"record {self.seq} nests deeper than {layout.NESTING_MAX}")
         if isinstance(value, (list, tuple)):
             return [self._pack(item, depth + 1) for item in value]
         if isinstance(value, (dict, Mapping)):  # checking only the ABC is slow
@@ -436,10 +790,10 @@ def _start_of(text: Utf8Text, chars: int) -> str:
 def _short_text(text: str | Utf8Text) -> str | None:
     """Return a text short enough for the header, or None."""
     if isinstance(text, Utf8Text):
-        if len(text) > rc.TEXT_CHARS_INLINE * UTF8_BYTES_MAX:
+        if len(text) > layout.TEXT_CHARS_INLINE * UTF8_BYTES_MAX:
             return None
         text = text.data.decode()
-    return text if len(text) <= rc.TEXT_CHARS_INLINE else None
+    return text if len(text) <= layout.TEXT_CHARS_INLINE else None
 
 
 def _utf8_of(text: str | Utf8Text) -> bytes:

@@ -1,38 +1,131 @@
-"""The bytes of a session log: block headers, the chain, record framing, the seek table.
+"""The format of a session log: its bytes, its records, what reading it may cost, and its errors.
 
     File   := Block+ [SeekTable]
     Block  := Skippable(magic 0x184D2A53){Header} ZstdFrame
+    Record := header_len:u32 blob_len:u32 header:JSON blobs
+    header := {"at_ns", "blobs", "fields", "kind", "seq", "version"}
+    blobs  := table of [codec, length, stored length], or [seq, index] for one stored before, or
+              [seq, index, start, length] for a part of one
     Table  := Skippable(magic 0x184D2A5E){Entry* Footer}
     Entry  := compressed_len:u32 uncompressed_len:u32
     Footer := frames:u32 descriptor:u8(0: no checksums) magic:u32(0x8F92EAB1)
 
-Rules: little-endian. A header is accepted only if its CRC and every limit hold. The mark that
+Blocks: little-endian. A header is accepted only if its CRC and every limit hold. The mark that
 starts a header (`MARK`) never occurs inside a block, whatever a client sent, so a reader that lost
 its place can trust the next mark. Where zstd's frame would hold the mark, the payload is stuffed: a
 zero byte follows each start of a mark. A log is one file, its recording id plus `SUFFIX`.
+
+Records: fields are JSON values in which any nested value may be `bytes`; decoding gives equal
+fields (a tuple becomes a list). An object with one of the keys below is the recorder's; a caller's
+key that starts with `$` gets a second one, so the two are never confused:
+
+    {"$blob": i}     bytes: blob i of the table
+    {"$text": [...]} split text: a string, i = base64 of blob i, [i] = UTF-8 text in blob i
+    {"$wtf8": i}     text with lone surrogates, which JSON in UTF-8 cannot hold
+
+Only `frame` of `rx` and `tx` is split; any long text is a blob, so that headers stay short.
+
+Logs are never rewritten when a kind's version (`RECORD_VERSIONS`) rises: records are upcast on
+reading, one version at a time, blobs resolved. Newer versions and unknown kinds are refused. An
+added field needs no upcast: it has a default, and is left out while it has it
+(`protocol.values.records`). A field that changes its meaning or is removed needs a conversion
+in `UPCASTS`. So far all records have version 1.
 
 The seek table is that of zstd's seekable format. Every zstd frame has an entry, including the
 skippable ones of block headers, of uncompressed length 0: a block is two entries, the first always
 the same. No mark can occur in the table: a header's entry starts with a byte that no mark contains,
 and lengths are limited. It is optional, not in the chain, and no proof of anything.
+
+A few kilobytes can expand to gigabytes: zstd packs zeros 10,000 to 1, a short reference repeats a
+large blob, and a small JSON object takes 100 bytes of memory; checksums do not stop a forger. So
+blocks, headers and blobs are charged to an `Expansion` before they are decompressed, parsed or
+unpacked, in proportion to the file. Costs are in bytes: a payload and a blob cost their length, a
+blob once per reference; a header costs its length plus a fixed amount per record and JSON value.
+Writers make blocks long enough (`frame_bytes_min`); the allowance covers small logs of older
+writers.
+
+    RecorderError
+     ├── LogMisuse          the caller broke a rule: wrong order, wrong name, closed log
+     │    ├── RecordInvalid the caller's record cannot be stored exactly
+     │    └── LogFull       the caller exceeded the backlog without waiting for room
+     ├── LogFailed          the disk or the recorder failed; the log takes nothing more
+     └── LogUnsound         bytes on disk are not valid
+          ├── FormatError   one header, payload, record or blob is not valid
+          │    └── VersionUnknown  possibly valid: a newer version wrote it
+          ├── LogDamaged    a reader was told to stop at the first damage
+          └── Unreadable    nothing can be read: both session records are lost
+               └── TooNew   a newer version wrote it
+
+Messages name the fact, the value and the limit. They are never shown to a client.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+import reprlib
 import struct
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import attrs
 import numpy as np
 
-from .errors import FormatError, LogMisuse, VersionUnknown
+from protocol.values.frames import Utf8Text
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+class RecorderError(Exception):
+    """Base of all errors that this package raises deliberately."""
+
+
+class LogMisuse(RecorderError):  # noqa: N818 - names say what happened
+    """The caller broke a rule of the recorder."""
+
+
+class RecordInvalid(LogMisuse):
+    """The record cannot be stored so that reading gives back exactly the same."""
+
+
+class LogFull(LogMisuse):
+    """The record would exceed the hard bound of the backlog and was not taken."""
+
+
+class LogFailed(RecorderError):  # noqa: N818
+    """The log failed and is never written again; everything written before stays readable."""
+
+
+class LogUnsound(RecorderError):  # noqa: N818
+    """Bytes on disk are not valid."""
+
+
+class FormatError(LogUnsound):
+    """One header, payload, record or blob is not valid."""
+
+
+class VersionUnknown(FormatError):  # noqa: N818
+    """An unknown version or kind of record: a newer version wrote it."""
+
+
+class LogDamaged(LogUnsound):
+    """A reader that stops at the first damage found some."""
+
+
+class Unreadable(LogUnsound):
+    """Both session records are lost, or were never written."""
+
+
+class TooNew(Unreadable):
+    """A newer version wrote the log."""
+
+
+# -- blocks ----------------------------------------------------------------------------------------
+
 
 SUFFIX: Final = ".session.zst"
 _RECORDING_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -327,3 +420,179 @@ def offsets_in(table: bytes, table_offset: int) -> array[int] | None:
     offsets = array("Q", (0,))
     offsets.frombytes(ends.tobytes())
     return offsets if offsets[-1] == table_offset else None
+
+
+# -- records ---------------------------------------------------------------------------------------
+
+
+Value: TypeAlias = "bool | int | float | str | bytes | Sequence[Value] | Mapping[str, Value] | None"
+"""JSON, with bytes anywhere. `int` of any size; no NaN and no infinities. The `frame` of a record
+to be written may also be `Utf8Text`, which is read back as an equal `str`."""
+Fields: TypeAlias = Mapping[str, Value]
+
+RECORD_VERSIONS: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("session", "rx", "tx", "event", "effect", "prepare", "unit", "turn"), 1),
+    **dict.fromkeys(("chunk", "finalize", "rollback", "state", "mark", "elided", "fin"), 1),
+}
+"""The kinds of record, and the version of each that this code writes."""
+
+FRAME_KINDS: Final = frozenset({"rx", "tx"})
+FRAME_BYTES_MAX: Final = 96 * MIB
+"""The largest frame that any endpoint accepts; a larger one was refused, so its start suffices."""
+FRAME_CUT: Final = "frame_cut"
+"""The field that describes a truncated frame: `{bytes, blake2b, is_text}`."""
+
+NESTING_MAX: Final = 64
+"""Deeper values are refused: reading them back must not exhaust the stack."""
+TEXT_CHARS_INLINE: Final = 4096
+"""Longer text goes into a blob, where JSON's escapes cannot make it six times longer."""
+RECORD_OVERHEAD_BYTES: Final = 200
+"""Memory of a small record besides its fields, counted in the backlog."""
+
+_NUMBERS: Final = frozenset({int, float, bool, type(None)})
+"""Types that take about eight bytes."""
+BLOB: Final = "$blob"
+TEXT: Final = "$text"
+WTF8: Final = "$wtf8"
+RESERVED: Final = "$"
+
+
+@attrs.frozen(kw_only=True)
+class Record:
+    """One entry of a log; `fields` must not change afterwards.
+
+    `kind`: a key of `RECORD_VERSIONS`. `seq`: 0, 1, 2... in the log, without gaps; 0 is the
+    `session` record. `at_ns`: monotonic nanoseconds.
+    """
+
+    kind: str
+    seq: int
+    at_ns: int
+    fields: Fields
+
+    def __attrs_post_init__(self) -> None:
+        if self.kind not in RECORD_VERSIONS:
+            raise RecordInvalid(f"{self.kind!r} is not a kind of record")
+        is_count = type(self.seq) is type(self.at_ns) is int
+        if not (is_count and 0 <= self.seq < 1 << 63 and 0 <= self.at_ns < 1 << 63):
+            shown = f"{reprlib.repr(self.seq)} and at_ns {reprlib.repr(self.at_ns)}"
+            raise RecordInvalid(f"seq {shown} are not counts of up to 63 bits")
+
+
+def size_bytes(value: Value) -> int:
+    """Estimate the memory of a value in bytes, without iterating over lists of numbers."""
+    size, left = 0, list[Any]((value,))
+    for each in left:
+        kind = type(each)
+        if kind in _NUMBERS:
+            size += 8
+        elif isinstance(each, (str, bytes, Utf8Text)):
+            size += len(each)
+        elif kind is dict or isinstance(each, Mapping):  # checking only the ABC is slow
+            size += sum(map(len, each))
+            left += each.values()
+        elif not isinstance(each, (list, tuple, Sequence)):
+            size += 8
+        elif each and isinstance(each[0], (int, float)):
+            size += 8 * len(each)
+        else:
+            left += each
+    return size
+
+
+# -- older versions --------------------------------------------------------------------------------
+
+
+Upcast: TypeAlias = Callable[[Fields], Fields]
+"""Converts fields to the next version; may raise `FormatError`."""
+
+UPCASTS: Final[Mapping[str, Mapping[int, Upcast]]] = {}
+"""The conversion to the next version, by kind and version."""
+
+
+def check_version(kind: str, version: int) -> None:
+    """Check that records of a kind and version can be read.
+
+    `VersionUnknown`: a newer version wrote it; `FormatError`: there was never such a version.
+    """
+    newest = RECORD_VERSIONS.get(kind)
+    if newest is None:
+        raise VersionUnknown(f"a record of kind {reprlib.repr(kind)} is not known to this reader")
+    if version > newest:
+        raise VersionUnknown(
+            f"{kind} record of version {version}: this reader knows versions 1 to {newest}"
+        )
+    if version < 1:
+        raise FormatError(f"{kind} record of version {version}: the first version is 1")
+
+
+def upcast(kind: str, version: int, fields: Fields) -> Fields:
+    """Upcast a record's fields, blobs resolved; `FormatError` if invalid for that version."""
+    for old in range(version, RECORD_VERSIONS[kind]):
+        fields = UPCASTS[kind][old](fields)
+    return fields
+
+
+# -- what reading may cost -------------------------------------------------------------------------
+
+
+RATIO_MAX: Final = 4096
+"""Cost per byte of the file. A muted microphone costs 150 to 310, compacted 1400; speech 10."""
+ALLOWANCE: Final = 64 * MIB
+"""The allowance of every log of any size: five minutes of silence in one chat frame, decoded."""
+RECORD_COST: Final = 8 << 10
+"""Parsing a record without fields takes as long as handling this many bytes of a blob."""
+VALUE_COST: Final = 64
+"""The same for a JSON value; also about its size in memory."""
+
+
+class Expansion:
+    """The cost of everything read from a log so far, `spent`, in bytes.
+
+    Args:
+        size: returns the current size of the file in bytes.
+        allowance: cost allowed for an empty file.
+        ratio: further cost allowed per byte.
+    """
+
+    def __init__(
+        self, size: Callable[[], int], *, allowance: int = ALLOWANCE, ratio: int = RATIO_MAX
+    ) -> None:
+        self._size: Final = size
+        self._allowance: Final = allowance
+        self._ratio: Final = ratio
+        self._limit = allowance
+        self.spent = 0
+
+    def restart(self) -> None:
+        """Count from zero, because the log is read again."""
+        self.spent = 0
+
+    def charge(self, cost: int) -> None:
+        """Charge a cost in advance; `FormatError`, uncharged, if it is too much for the file."""
+        if self.spent + cost > self._limit:
+            self._limit = self._allowance + self._ratio * self._size()
+            if self.spent + cost > self._limit:
+                raise FormatError(f"the log expands to more than {self._limit} bytes")
+        self.spent += cost
+
+
+def header_cost(header: bytes) -> int:
+    """Return the cost of parsing a record's JSON header."""
+    return RECORD_COST + len(header) + VALUE_COST * count_values(header)
+
+
+def count_values(header: bytes) -> int:
+    """Count separators of JSON values, those in strings too: an upper bound of the values."""
+    return len(header) - len(header.translate(None, b",:[{"))
+
+
+def check_values(header: bytes) -> None:
+    """Check the number of JSON values in a header; `FormatError` if there are too many."""
+    if len(header) > HEADER_VALUES_MAX and (values := count_values(header)) > HEADER_VALUES_MAX:
+        raise FormatError(f"a record's header has {values} values, at most {HEADER_VALUES_MAX}")
+
+
+def frame_bytes_min(cost: int) -> int:
+    """Return the minimum bytes of a block's zstd frame for the block's cost."""
+    return max(0, -(-cost // RATIO_MAX) - HEADER_BYTES)

@@ -14,8 +14,8 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.model import Chunk, ChunkResult, Opening, PastUnit, Unit, UnitResult
 
-from ..format.records import Record
-from ..format.steps import steps
+from ..format.format import Record
+from ..format.mapping import steps
 from .scan import Damage
 
 

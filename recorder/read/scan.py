@@ -20,8 +20,7 @@ import attrs
 import zstandard
 
 from ..format import format as layout
-from ..format.errors import FormatError, VersionUnknown
-from ..format.expansion import Expansion
+from ..format.format import Expansion, FormatError, VersionUnknown
 
 SEARCH_BYTES: Final = layout.MIB
 """Bytes read at a time when searching for a mark, at most."""

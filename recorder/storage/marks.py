@@ -21,7 +21,7 @@ from typing import Any, Final
 import attrs
 
 from ..format.format import MIB, SUFFIX
-from ..write.disk import FILE_MODE, Disk
+from ..write.files import FILE_MODE, Disk
 
 MARKS_SUFFIX: Final = ".marks.jsonl"
 TEXT_CHARS_MAX: Final = 1000

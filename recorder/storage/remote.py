@@ -25,7 +25,7 @@ import attrs
 
 from ..format.format import MIB, SUFFIX, is_recording_id
 from ..read.scan import OpenSource
-from ..write.disk import FILE_MODE
+from ..write.files import FILE_MODE
 from .store import LocalLog, LogInfo, Logs, Store, newest_first, recording_id_in
 
 if TYPE_CHECKING:

@@ -24,11 +24,18 @@ import anyio.lowlevel
 import attrs
 from anyio.lowlevel import current_token
 
-from ..format.blocks import FIN_FIELDS
-from ..format.errors import LogFailed, LogFull, LogMisuse
-from ..format.format import MIB, RECORD_BYTES_MAX
-from ..format.records import RECORD_OVERHEAD_BYTES, Fields, Record, size_bytes
-from .logfile import LogFile
+from ..format.format import (
+    MIB,
+    RECORD_BYTES_MAX,
+    RECORD_OVERHEAD_BYTES,
+    Fields,
+    LogFailed,
+    LogFull,
+    LogMisuse,
+    Record,
+    size_bytes,
+)
+from .logfile import FIN_FIELDS, LogFile
 
 # -- waking an event loop --------------------------------------------------------------------------
 

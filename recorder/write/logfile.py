@@ -1,27 +1,313 @@
 """One log on disk: records in, blocks out. Synchronous, for one thread.
 
-Rules: the session record is a block of its own, repeated at the start of the second block; `fin` is
-a block of its own, naming the previous block's chain, with the seek table. A block is handed to
-write(2) whole, or the log has failed; then the file is only closed.
+Rules:
+- The session record is a block of its own, repeated at the start of the second block; `fin` is a
+  block of its own, naming the previous block's chain, with the seek table. A block is linked once,
+  in file order; the fields of `fin` and the seek table come from the chain.
+- Payloads become zstd frames, which any zstd tool decompresses. In a payload with PCM, large
+  pieces get zstd blocks of their own, since sign and exponent bytes compress to a third, and noise
+  or JPEG not at all. A frame never holds the mark that starts a block, and is too long to look like
+  a bomb. Its buffer has room for the block header, so writing copies nothing. A large payload is
+  compressed in `steps`, between which other logs have a turn.
+- A block is handed to write(2) whole, or the log has failed; then the file is only closed.
 """
 
 from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import zlib
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import attrs
+import zstandard
 
-from ..format.blocks import STEP_BYTES, Batch, Chain, Compressor, LogEnd
+from ..format import format as layout
 from ..format.encoding import Framed, RecordEncoder, runs
-from ..format.errors import LogMisuse, RecordInvalid
-from ..format.format import BLOCK_BYTES, HEAD_BYTES_MAX
-from ..format.records import Record
-from .disk import Directories, Disk
+from ..format.format import (
+    BLOCK_BYTES,
+    HEAD_BYTES_MAX,
+    LogMisuse,
+    Record,
+    RecordInvalid,
+    Value,
+    frame_bytes_min,
+)
+from .files import Directories, Disk
+
+T = TypeVar("T")
+
+_ROOM: Final = bytes(layout.HEADER_BYTES)
+LEVEL: Final = 3
+"""zstd level for text in a live log."""
+LEVELS_INSTEAD: Final = (1, 2, 4, 5, 6)
+"""Tried in turn if even a stuffed payload's frame at `LEVEL` holds the mark: one case in 2**96."""
+LEVEL_KEPT: Final = 19
+"""zstd level for compaction: thirty times slower, and saves a few per cent of a log."""
+APART_BYTES_MIN: Final = 4 << 10
+"""A shorter piece shares a zstd block with its neighbours: a block costs what it would save."""
+ZSTD_BLOCK_BYTES_MIN: Final = 4
+"""Three bytes of a block header, and one repeated byte."""
+STEP_BYTES: Final = layout.MIB
+"""Bytes of a large payload compressed per step: 5 ms at most, then other logs have a turn."""
+_SAMPLES: Final = zstandard.ZstdCompressionParameters.from_level(
+    1, strategy=zstandard.STRATEGY_FAST, hash_log=9, min_match=7, write_content_size=True
+)
+"""zstd parameters for samples, which hardly repeat: half the time of level 3, and a smaller frame
+in separate blocks. A table half the size makes tones a tenth larger."""
+
+
+@attrs.frozen
+class Frame:
+    """A compressed payload: `block` is room for the header, then the zstd frame."""
+
+    block: bytearray
+    payload_bytes: int
+    is_stuffed: bool
+
+    @property
+    def data(self) -> memoryview:
+        """The zstd frame without the header's room."""
+        return memoryview(self.block)[layout.HEADER_BYTES :]
+
+
+class Compressor:
+    """Makes zstd frames for any number of logs, in one thread; not live: as small as possible."""
+
+    def __init__(self, *, is_live: bool = True) -> None:
+        self._text: Final = _zstd(LEVEL if is_live else LEVEL_KEPT)
+        samples = _for_samples()
+        # Level 19 may find false repeats in noise, and then its frame is larger.
+        self._samples: Final = (samples,) if is_live else (samples, self._text)
+        self._is_live: Final = is_live
+
+    def compress(
+        self, pieces: Iterable[layout.Piece], *, has_samples: bool, cost: int = 0
+    ) -> Frame:
+        """Compress a payload in one go; see `steps`."""
+        return _at_once(self.steps(pieces, has_samples=has_samples, cost=cost))
+
+    def steps(
+        self, pieces: Iterable[layout.Piece], *, has_samples: bool, cost: int = 0
+    ) -> Generator[int, None, Frame]:
+        """Compress a payload in steps; yield the bytes of each, at most 1 MiB, or none if smaller.
+
+        Args:
+            pieces: the payload, split where the kind of bytes changes.
+            has_samples: some pieces are PCM, packed or of 16 bits, or a picture.
+            cost: of reading its records without their bytes; see `Expansion`.
+
+        `RecordInvalid`: no level of zstd gives a frame without the mark.
+        """
+        runs = _join_short(pieces) if has_samples else [b"".join(pieces)]
+        size = sum(map(len, runs))
+        if size > STEP_BYTES and self._is_live:  # a zstd object has one stream at a time
+            large = _for_samples() if has_samples else _zstd(LEVEL)
+            block = yield from _in_steps(large, runs, size, is_apart=has_samples)
+        elif has_samples:
+            made = [_in_steps(it, runs, size, is_apart=True) for it in self._samples]
+            block = min(map(_at_once, made), key=len)
+        else:
+            block = _with_room([self._text.compress(runs[0])])
+        if len(block) - layout.HEADER_BYTES < frame_bytes_min(size + cost):
+            block = _compress_long(self._text, b"".join(runs), cost)
+        if not _has_mark(block):
+            return Frame(block, size, is_stuffed=False)
+        stuffed = layout.stuff(b"".join(runs))
+        for level in (LEVEL, *LEVELS_INSTEAD):
+            block = yield from _in_steps(_zstd(level), [stuffed], len(stuffed), is_apart=False)
+            if len(block) - layout.HEADER_BYTES < frame_bytes_min(len(stuffed) + cost):
+                block = _compress_long(_zstd(level), stuffed, cost)
+            if not _has_mark(block):
+                return Frame(block, len(stuffed), is_stuffed=True)
+        raise RecordInvalid("no level of zstd gives a frame without the block mark")
+
+
+def _at_once(steps: Generator[int, None, T]) -> T:
+    """Take all steps."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            made: T = stop.value
+            return made
+
+
+def _compress_long(compressor: zstandard.ZstdCompressor, payload: bytes, cost: int) -> bytearray:
+    """Compress a payload whose frame would be too short, in enough zstd blocks to lengthen it."""
+    blocks = -(-frame_bytes_min(len(payload) + cost) // ZSTD_BLOCK_BYTES_MIN)
+    step = max(1, len(payload) // blocks)
+    runs = (payload[at : at + step] for at in range(0, len(payload), step))
+    return _at_once(_in_steps(compressor, runs, len(payload), is_apart=True))
+
+
+def _in_steps(
+    compressor: zstandard.ZstdCompressor, runs: Iterable[layout.Piece], size: int, *, is_apart: bool
+) -> Generator[int, None, bytearray]:
+    """Compress a payload in steps, a small one at once; if `is_apart`, with a zstd block a run."""
+    stream = compressor.compressobj(size=size)
+    chunks = []
+    for run in runs:
+        for start in range(0, len(run), STEP_BYTES):
+            step = run[start : start + STEP_BYTES]
+            chunks.append(stream.compress(step))
+            if size > STEP_BYTES:
+                yield len(step)
+        if is_apart:
+            chunks.append(stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
+    chunks.append(stream.flush(zstandard.COMPRESSOBJ_FLUSH_FINISH))
+    return _with_room(chunks)
+
+
+def _with_room(chunks: list[bytes]) -> bytearray:
+    return bytearray().join([_ROOM, *chunks])
+
+
+def _has_mark(block: bytearray) -> bool:
+    return block.rfind(layout.MARK, layout.HEADER_BYTES) >= 0  # half the cost of `in`
+
+
+def _for_samples() -> zstandard.ZstdCompressor:
+    return zstandard.ZstdCompressor(compression_params=_SAMPLES)
+
+
+def _zstd(level: int) -> zstandard.ZstdCompressor:
+    return zstandard.ZstdCompressor(level=level, write_checksum=False, write_content_size=True)
+
+
+def _join_short(pieces: Iterable[layout.Piece]) -> list[layout.Piece]:
+    """Return the long pieces as they are, and the short ones between them joined."""
+    runs, short = list[layout.Piece](), list[layout.Piece]()
+    for piece in pieces:
+        if len(piece) < APART_BYTES_MIN:
+            short.append(piece)
+            continue
+        if short:
+            runs.append(b"".join(short))
+            short.clear()
+        runs.append(piece)
+    if short:
+        runs.append(b"".join(short))
+    return runs
+
+
+# -- blocks ----------------------------------------------------------------------------------------
+
+
+FIN_FIELDS: Final = frozenset({"blocks", "chain", "counts"})
+"""The fields of `fin` that the recorder adds to the caller's."""
+
+
+@attrs.define(kw_only=True)
+class Batch:
+    """Encoded records that share a block, from `first` to `last_seq`.
+
+    Attributes:
+        kinds: those of the records.
+        payload_bytes: of the records, a head copy not counted.
+        cost: of reading them without their bytes; see `Expansion`.
+    """
+
+    first: Record
+    pieces: list[layout.Piece] = attrs.field(factory=list)
+    has_samples: bool = False
+    kinds: list[str] = attrs.field(factory=list)
+    payload_bytes: int = 0
+    cost: int = 0
+    last_seq: int = 0
+    has_head_copy: bool = False
+
+    def add(self, records: Sequence[Record], framed: Sequence[Framed]) -> None:
+        """Take the next records."""
+        for record, each in zip(records, framed, strict=True):
+            self.pieces += each.pieces
+            self.has_samples |= each.has_samples
+            self.kinds.append(record.kind)
+            self.payload_bytes += each.framed_bytes
+            self.cost += each.cost
+        self.last_seq = records[-1].seq
+
+
+@attrs.define
+class Chain:
+    """The blocks of a log so far.
+
+    `last` is the chain of the last block, `counts` the number of records by kind.
+    """
+
+    last: bytes = layout.CHAIN_START
+    blocks: int = 0
+    counts: Counter[str] = attrs.field(factory=Counter)
+    _sizes: layout.BlockSizes = attrs.field(factory=layout.BlockSizes, init=False)
+    _head: bytes = attrs.field(default=b"", init=False)
+    _head_cost: int = attrs.field(default=0, init=False)
+
+    def begin(self, batch: Batch) -> None:
+        """Prepare the next block: keep the head, which is the first, and copy it to the second."""
+        if self.blocks == 0:
+            self._head, self._head_cost = b"".join(batch.pieces), batch.cost
+        elif self.blocks == 1:
+            batch.pieces.insert(0, self._head)
+            batch.cost += self._head_cost
+            batch.has_head_copy = True
+            self._head = b""
+
+    def block(self, batch: Batch, frame: Frame, version: int = layout.FORMAT_VERSION) -> bytearray:
+        """Make the block of a batch from its frame; `RecordInvalid` if the payload is too large."""
+        if frame.payload_bytes > layout.PAYLOAD_BYTES_MAX:
+            bytes_max = layout.PAYLOAD_BYTES_MAX
+            raise RecordInvalid(f"payload of {frame.payload_bytes}, at most {bytes_max}")
+        self.counts.update(batch.kinds)
+        first, is_copy, data = batch.first, batch.has_head_copy, frame.data
+        sizes = (len(batch.kinds) + is_copy, len(data), frame.payload_bytes, zlib.crc32(data))
+        flagged: dict[str, Any] = {"has_head_copy": is_copy, "is_stuffed": frame.is_stuffed}
+        header = layout.BlockHeader(first.seq, first.at_ns, *sizes, version=version, **flagged)
+        return self.link(header, frame)
+
+    def link(self, header: layout.BlockHeader, frame: Frame) -> bytearray:
+        """Make a block in the frame's own buffer, linked to the chain; ignores `header.chain`."""
+        self.last = layout.chain_of(self.last, header, frame.data)
+        block = frame.block
+        block[: layout.HEADER_BYTES] = layout.pack_header(header, self.last)
+        self.blocks += 1
+        self._sizes.add(header.compressed_len, header.uncompressed_len)
+        return block
+
+    def follow(self, header: layout.BlockHeader) -> None:
+        """Take a block that is in the log already."""
+        self.last = header.chain
+        self.blocks += 1
+        self._sizes.add(header.compressed_len, header.uncompressed_len)
+
+    def fin_fields(self) -> dict[str, Value]:
+        """Return the fields that `fin` adds."""
+        return {"blocks": self.blocks, "chain": self.last.hex(), "counts": dict(self.counts)}
+
+    def table(self) -> bytes:
+        """Make the seek table that follows `fin`; empty if there are too many blocks."""
+        return self._sizes.table()
+
+
+@attrs.frozen(kw_only=True)
+class LogEnd:
+    """Where a log that has no `fin` ends.
+
+    Attributes:
+        file_bytes: up to the end of the last whole block.
+        next_seq: `seq` of the next record.
+    """
+
+    file_bytes: int
+    next_seq: int
+    chain: Chain
+
+
+# -- the file --------------------------------------------------------------------------------------
+
 
 _framed_bytes: Final = attrgetter("framed_bytes")
 _ALONE: Final = frozenset({"session", "fin"})

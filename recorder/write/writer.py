@@ -35,13 +35,10 @@ from typing import Final, Literal, Self
 import attrs
 from anyio import to_thread
 
-from ..format.blocks import Compressor
-from ..format.errors import LogFailed, LogMisuse
-from ..format.format import MIB, recording_id_of
-from ..format.records import Fields, Record
-from .disk import Directories, Disk
+from ..format.format import MIB, Fields, LogFailed, LogMisuse, Record, recording_id_of
+from .files import Directories, Disk
 from .log import OnFailure, SessionLog, Shared
-from .logfile import LogFile
+from .logfile import Compressor, LogFile
 
 # -- syncing ---------------------------------------------------------------------------------------
 

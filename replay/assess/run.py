@@ -54,8 +54,7 @@ from protocol.values import model
 from protocol.values.limits import NS_PER_S, OF_MODE
 from protocol.values.model import Chunk, Opening
 from protocol.values.records import DIGEST_BYTES, digest
-from recorder.format.errors import LogDamaged, RecorderError
-from recorder.format.records import Record
+from recorder.format.format import LogDamaged, Record, RecorderError
 from recorder.read.reader import LogReader
 from recorder.write.files import PART_PREFIX, new_file
 from runtime.measures.measure import PAUSE_MS, SPEECH_GAP_MS, Ratio, Scores

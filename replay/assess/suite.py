@@ -43,7 +43,7 @@ from numpy.typing import NDArray
 
 from protocol.values.limits import NS_PER_S
 from protocol.values.model import INPUT_RATE_HZ
-from recorder.format.errors import RecorderError
+from recorder.format.format import RecorderError
 from recorder.read.reader import LogReader
 from recorder.write.files import new_file
 from runtime.measures.conversation import Conversation, Turns

@@ -35,8 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.values.limits import NS_PER_S
-from recorder.format.errors import RecorderError
-from recorder.format.records import Fields
+from recorder.format.format import Fields, RecorderError
 from recorder.read.reader import LogReader
 from recorder.read.scan import OpenSource
 from runtime.measures.measure import KINDS, SCALES, Measure, Ratio, Scores, Times, Total, Value

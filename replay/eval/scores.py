@@ -28,8 +28,8 @@ import attrs
 from protocol.values import events as ev
 from protocol.values.limits import NS_PER_MS, OF_MODE, Mode, Work
 from protocol.values.model import UNIT_SAMPLES, Unit, UnitResult
+from recorder.format.format import Fields, Record
 from recorder.format.mapping import EVENT_KINDS
-from recorder.format.records import Fields, Record
 from recorder.read.scan import Damage
 from runtime.measures import measure as limits
 from runtime.measures.conversation import Conversation, ratio, talk_scores, times

@@ -76,8 +76,7 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values import model
 from protocol.values.limits import NS_PER_MS, NS_PER_S, OF_MODE
-from recorder.format.format import SUFFIX
-from recorder.format.records import Fields, Record
+from recorder.format.format import SUFFIX, Fields, Record
 from recorder.read.scan import Damage
 from recorder.write.files import new_file
 from runtime.measures.placing import RATE_HZ, Sound

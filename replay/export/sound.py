@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from protocol.values.limits import MS_PER_S, NS_PER_MS, NS_PER_S
 from protocol.values.model import SAMPLE_BYTES
-from recorder.format.records import Fields, Record
+from recorder.format.format import Fields, Record
 from recorder.read.scan import Damage
 from runtime.measures.placing import RATE_HZ, VOICES, Sound, Voice, sample_at
 from runtime.media.image import scale

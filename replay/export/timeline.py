@@ -45,8 +45,8 @@ from protocol.values.model import SAMPLE_BYTES, ToolCall, ToolResult
 from protocol.values.requests import Append, AppendSound, Ask, ClientMessage, See, TextPart
 from protocol.wire.audio import to_float32
 from protocol.wire.media import image_kind
-from recorder.format.records import Fields, Record
-from recorder.format.steps import LoggedStep
+from recorder.format.format import Fields, Record
+from recorder.format.mapping import LoggedStep
 from recorder.read.scan import Damage
 from runtime.measures import placing
 from runtime.measures.placing import Line, Positions, Sound, Stretch, Voice

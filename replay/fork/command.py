@@ -24,9 +24,8 @@ from rich.console import RenderableType
 from protocol.values import events as ev
 from protocol.values.model import SAMPLE_BYTES
 from protocol.values.records import digest, session_id_of
-from recorder.format.errors import RecorderError
+from recorder.format.format import Fields, RecorderError, Value
 from recorder.format.mapping import SCHEMA
-from recorder.format.records import Fields, Value
 from recorder.read.reader import LogReader
 from recorder.storage.store import Store
 from recorder.write.files import new_file

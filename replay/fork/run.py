@@ -44,10 +44,8 @@ from protocol.values import events as ev
 from protocol.values.errors import CLOSE_NORMAL
 from protocol.values.model import UNIT_SAMPLES, Costs, Cut, UnitResult
 from protocol.values.state import State
-from recorder.format.errors import LogDamaged
-from recorder.format.mapping import EVENT_KINDS, event_of
-from recorder.format.records import Record
-from recorder.format.steps import LoggedStep, fin_fields
+from recorder.format.format import LogDamaged, Record
+from recorder.format.mapping import EVENT_KINDS, LoggedStep, event_of, fin_fields
 from recorder.read.scan import Damage
 from runtime.model.backends import base
 from runtime.session.journal import Journal

@@ -22,16 +22,12 @@ import attrs
 import click
 from rich.console import RenderableType
 
-from recorder.format.errors import LogMisuse, RecorderError
-from recorder.format.format import recording_id_of
+from recorder.format.format import LogMisuse, RecorderError, recording_id_of
 from recorder.read.scan import Damage
-from recorder.read.verify import Report, verify
-from recorder.repair import Compacted, compact, is_compact, recover, survey
+from recorder.repair import Compacted, Report, compact, is_compact, recover, survey, verify
 from recorder.storage.remote import RemoteStore, logs_of
-from recorder.storage.retention import FRESH_S, Pruned, Retention, prune
-from recorder.storage.store import Logs, Store
-from recorder.write.disk import Disk, is_held
-from recorder.write.files import PART_PREFIX, new_file, own_as
+from recorder.storage.store import FRESH_S, Logs, Pruned, Retention, Store, prune
+from recorder.write.files import PART_PREFIX, Disk, is_held, new_file, own_as
 
 from ..rerun.difference import label
 from ..shared import commands, recordings

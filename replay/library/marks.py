@@ -10,8 +10,7 @@ import click
 
 from protocol.values.limits import MS_PER_S
 from recorder.storage import marks
-from recorder.write.disk import is_held
-from recorder.write.files import own_as
+from recorder.write.files import is_held, own_as
 
 from ..shared.commands import UnusableError, finish, opened_log, reason
 from ..shared.page import printable

@@ -17,9 +17,8 @@ import attrs
 import click
 
 from protocol.values.limits import Mode
-from recorder.storage.listing import Listing, Wanted
+from recorder.storage.listing import Listing, State, Summary, Wanted
 from recorder.storage.store import Logs
-from recorder.storage.summary import State, Summary
 
 from ..eval.condition import Condition, ConditionType, Figure, FigureType, judge, show_number
 from ..shared import recordings

@@ -34,8 +34,8 @@ from protocol.values.frames import Refused, Shortened
 from protocol.values.limits import NS_PER_S
 from protocol.values.messages import QueuePlace
 from protocol.values.records import RECORD_FIELDS
+from recorder.format.format import Fields, Record, Value
 from recorder.format.mapping import EFFECT_KINDS, EVENT_KINDS, MappingError, event_of
-from recorder.format.records import Fields, Record, Value
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from recorder.write.files import new_file

@@ -15,8 +15,8 @@ import attrs
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.records import digest, record_name
+from recorder.format.format import Fields, Record, Value
 from recorder.format.mapping import effect_record, event_record
-from recorder.format.records import Fields, Record, Value
 
 from .report import Cause
 

@@ -14,7 +14,7 @@ from typing import Final
 import attrs
 
 from protocol.values.limits import VOICE_STEPS
-from recorder.format.records import Fields
+from recorder.format.format import Fields
 from runtime.model.backends.base import Backend, BackendInfo
 from runtime.model.models import load_backend
 from runtime.settings.settings import QUANTIZATIONS

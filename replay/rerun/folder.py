@@ -22,8 +22,7 @@ from typing import Final
 
 import click
 
-from recorder.format.errors import RecorderError, TooNew
-from recorder.format.format import SUFFIX
+from recorder.format.format import SUFFIX, RecorderError, TooNew
 from recorder.read.reader import LogReader
 from recorder.write.files import PART_PREFIX
 from runtime.model.backends.base import Backend

@@ -38,8 +38,8 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.limits import OF_MODE, Work
 from protocol.values.model import Cut, PastUnit, Unit, UnitResult
-from recorder.format.records import Fields, Record
-from recorder.format.steps import LoggedStep
+from recorder.format.format import Fields, Record
+from recorder.format.mapping import LoggedStep
 from recorder.read.past import PastUnits, voiced
 from recorder.read.scan import Damage
 from runtime.model.backends.base import (

@@ -24,8 +24,8 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.behaviour import NEWEST, SNAPSHOT
 from recorder.format import mapping
-from recorder.format.records import Fields, Record, Value
-from recorder.format.steps import LoggedStep, advance, fin_fields
+from recorder.format.format import Fields, Record, Value
+from recorder.format.mapping import LoggedStep, advance, fin_fields
 from recorder.read.scan import Damage
 from recorder.repair import RECOVERED, is_lost
 

@@ -20,8 +20,8 @@ import attrs
 import numpy as np
 
 from protocol.values import model
+from recorder.format.format import Value
 from recorder.format.mapping import plain_of
-from recorder.format.records import Value
 from runtime.model.backends.base import Choice, ForcedResult
 
 from .difference import Difference, first_difference, show

@@ -20,12 +20,10 @@ from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.records import record_name
-from recorder.format.blocks import Compressor
-from recorder.format.mapping import SCHEMA, Hashes, event_record
-from recorder.format.records import Fields, Record
-from recorder.format.steps import advance, fin_fields, step_records
-from recorder.write.disk import Disk
-from recorder.write.logfile import LogFile
+from recorder.format.format import Fields, Record
+from recorder.format.mapping import SCHEMA, Hashes, advance, event_record, fin_fields, step_records
+from recorder.write.files import Disk
+from recorder.write.logfile import Compressor, LogFile
 
 from .logic import BROKEN_OFF
 

@@ -24,13 +24,11 @@ from rich.console import Console, Group, JustifyMethod, OverflowMethod, Renderab
 from rich.table import Table
 from rich.text import Text
 
-from recorder.format.errors import RecorderError
-from recorder.format.format import SUFFIX
-from recorder.format.records import Record
+from recorder.format.format import SUFFIX, Record, RecorderError
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
+from recorder.storage.listing import summarize
 from recorder.storage.store import local_log
-from recorder.storage.summary import summarize
 
 Watch = Callable[[int], None]
 """Called with the progress since its last call: bytes of a log read, or model calls made."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, TypeVar
 
-from recorder.format.records import Fields
+from recorder.format.format import Fields
 
 T = TypeVar("T")
 

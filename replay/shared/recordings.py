@@ -26,8 +26,7 @@ from protocol.values.records import is_session_id, session_id_of
 from recorder.format.format import SUFFIX
 from recorder.storage.remote import RemoteStore, StoredLog, StoreError, is_url
 from recorder.storage.store import LocalLog, LogInfo, Logs, Store
-from recorder.write.disk import FILE_MODE
-from recorder.write.files import PART_PREFIX
+from recorder.write.files import FILE_MODE, PART_PREFIX
 from runtime.settings.settings import PREFIX, RECORDINGS
 
 from .commands import UnusableError, complaint, progress, reason

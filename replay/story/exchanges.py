@@ -19,7 +19,7 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values import model
 from protocol.values.requests import Part, TextPart
-from recorder.format.records import Record, Value
+from recorder.format.format import Record, Value
 
 CallName = Literal["open", "unit", "finalize", "rollback", "turn", "chunk", "rebuild", "release"]
 Call = tuple[CallName, int]

@@ -15,10 +15,10 @@ from cattrs import unstructure
 from protocol.values.limits import NS_PER_MS
 from protocol.values.state import State
 from protocol.wire.table import IGNORED_PATHS_MAX
-from recorder.format.records import Fields, Record
+from recorder.format.format import Fields, Record
 from recorder.read.scan import Damage
+from recorder.storage.listing import WALL_MS_MAX, session_id_in
 from recorder.storage.marks import Marks
-from recorder.storage.summary import WALL_MS_MAX, session_id_in
 from runtime.measures.talk import CallStory
 
 from ..rerun.environment import model_of

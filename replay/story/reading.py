@@ -28,9 +28,8 @@ from protocol.values.omni import Acknowledged
 from protocol.values.requests import Played
 from protocol.values.state import State
 from protocol.wire.dialects.shared import PLAYBACK_ACK
-from recorder.format.mapping import EVENT_KINDS, MappingError, event_of
-from recorder.format.records import Fields, Record
-from recorder.format.steps import LoggedStep
+from recorder.format.format import Fields, Record
+from recorder.format.mapping import EVENT_KINDS, LoggedStep, MappingError, event_of
 from recorder.read.reader import RESTARTED
 from recorder.read.scan import Damage
 from runtime.measures.talk import CallStories, CallStory

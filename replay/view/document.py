@@ -35,8 +35,7 @@ import attrs
 import click
 
 from protocol.values.limits import NS_PER_MS
-from recorder.format.format import SUFFIX
-from recorder.format.records import Fields, Record
+from recorder.format.format import SUFFIX, Fields, Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from recorder.storage.marks import marks_path, read_marks

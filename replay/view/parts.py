@@ -42,8 +42,8 @@ from numpy.typing import NDArray
 
 from protocol.values.model import SAMPLE_BYTES
 from protocol.values.records import digest
-from recorder.format.blobs import extract
-from recorder.format.records import FRAME_KINDS, Record, Value
+from recorder.format.encoding import extract
+from recorder.format.format import FRAME_KINDS, Record, Value
 from runtime.measures.placing import JITTER_MS, RATE_HZ, Voice, time_of
 from runtime.media.image import decode_jpeg
 from runtime.media.values import MediaError

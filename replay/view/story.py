@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 import attrs
 
 from protocol.values import events as ev
-from recorder.format.records import Fields, Record
+from recorder.format.format import Fields, Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage, OpenSource
 from runtime.measures.conversation import Turns

@@ -55,8 +55,7 @@ import anyio.to_thread
 import attrs
 
 from protocol.values.limits import MODES, Mode
-from recorder.write.disk import Disk
-from recorder.write.files import new_file
+from recorder.write.files import Disk, new_file
 
 # -- keys as values --------------------------------------------------------------------------------
 

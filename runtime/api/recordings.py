@@ -44,11 +44,10 @@ from starlette.routing import Route
 from protocol.values.limits import MODES
 from protocol.values.records import is_session_id, session_id_of
 from recorder.format.format import SUFFIX
-from recorder.storage.listing import Index, Listing, Wanted, page_of
+from recorder.storage.listing import Index, Listing, State, Summary, Wanted, page_of
 from recorder.storage.marks import marks_path, read_marks
 from recorder.storage.remote import RemoteStore, StoredLog, logs_of
 from recorder.storage.store import WITH_STORE_NAME, LogInfo, Logs, Store
-from recorder.storage.summary import State, Summary
 
 from ..access.gate import require_admin
 from ..access.keys import Key

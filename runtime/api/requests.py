@@ -36,10 +36,10 @@ from starlette.types import Receive, Scope, Send
 
 from protocol.values.errors import FieldError, FrameError
 from protocol.wire.codec import Fields, parse_frame
-from recorder.format.errors import RecorderError
+from recorder.format.format import RecorderError
+from recorder.storage.listing import whole_bytes
 from recorder.storage.remote import StoreError
 from recorder.storage.store import LogInfo
-from recorder.storage.summary import whole_bytes
 
 from ..access.keys import Key
 from ..access.middleware import principal_of

@@ -22,13 +22,12 @@ import anyio.to_thread
 import attrs
 import pybase64
 
-from recorder.format.blobs import extract
-from recorder.format.errors import Unreadable
-from recorder.format.records import FRAME_KINDS, Record, Value
+from recorder.format.encoding import extract
+from recorder.format.format import FRAME_KINDS, Record, Unreadable, Value
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
+from recorder.storage.listing import State
 from recorder.storage.store import LogInfo
-from recorder.storage.summary import State
 
 from .requests import Write
 

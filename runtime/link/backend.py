@@ -22,7 +22,7 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.errors import LocalProtocolError
 from protocol.values.model import Chunk, Cut, Finalized, Opened, Opening, PastUnit, Turn, Unit
-from recorder.format.errors import RecordInvalid
+from recorder.format.format import RecordInvalid
 
 from ..model.backends import base
 from .address import WorkerAddress

@@ -35,13 +35,20 @@ import orjson
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.model import PAST_UNITS_MAX, Cut, PastUnit
-from recorder.format import mapping, records
-from recorder.format.blobs import RAW
-from recorder.format.encoding import RecordEncoder
-from recorder.format.errors import FormatError, RecorderError
-from recorder.format.expansion import Expansion
-from recorder.format.format import MIB, UNPACKED_BYTES_MAX, Piece, frame_record, split_records
-from recorder.read.decoding import StoredRecord, decode, parse
+from recorder.format import format as records
+from recorder.format import mapping
+from recorder.format.encoding import RAW, RecordEncoder
+from recorder.format.format import (
+    MIB,
+    UNPACKED_BYTES_MAX,
+    Expansion,
+    FormatError,
+    Piece,
+    RecorderError,
+    frame_record,
+    split_records,
+)
+from recorder.read.reader import StoredRecord, decode, parse
 
 from .frames import SHARED_BYTES_MAX, SHARED_RECORDS_MAX, URGENT, Frame, LinkError
 

@@ -28,10 +28,9 @@ import anyio
 import anyio.to_thread
 import attrs
 
+from recorder.storage.listing import summarize
 from recorder.storage.remote import RemoteStore
-from recorder.storage.retention import Retention, RetentionStatistics, prune
-from recorder.storage.store import LocalLog, LogInfo, Store
-from recorder.storage.summary import summarize
+from recorder.storage.store import LocalLog, LogInfo, Retention, RetentionStatistics, Store, prune
 
 from ..settings.settings import Settings
 

@@ -26,13 +26,11 @@ from protocol.values import events as ev
 from protocol.values.errors import CLOSE_NORMAL, CLOSE_RESTART
 from protocol.values.limits import NS_PER_S
 from protocol.values.state import State
-from recorder.format.errors import LogDamaged
-from recorder.format.mapping import SCHEMA, Hashes, event_of
-from recorder.format.records import Fields, Record, Value
-from recorder.format.steps import LoggedStep, step_records, steps
+from recorder.format.format import Fields, LogDamaged, Record, Value
+from recorder.format.mapping import SCHEMA, Hashes, LoggedStep, event_of, step_records, steps
 from recorder.read.reader import RESTARTED, end_of, read
 from recorder.storage.store import Store
-from recorder.write.disk import has_failed
+from recorder.write.files import has_failed
 from recorder.write.logfile import LogFile
 from recorder.write.writer import Recorder
 

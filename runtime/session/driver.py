@@ -36,8 +36,8 @@ from protocol.values.limits import NS_PER_S
 from protocol.values.messages import ErrorReport
 from protocol.values.records import session_id_of
 from protocol.values.state import State
-from recorder.format.records import Fields
-from recorder.format.steps import fin_fields
+from recorder.format.format import Fields
+from recorder.format.mapping import fin_fields
 from recorder.read.past import Past
 
 from ..media.decoder import Client, decode_at_once

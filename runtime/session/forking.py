@@ -29,9 +29,8 @@ from protocol.values.errors import REFUSALS, ErrorCode, LocalProtocolError
 from protocol.values.records import RECORD_NAMES
 from protocol.values.state import State
 from recorder.format import mapping
-from recorder.format.errors import RecorderError
-from recorder.format.records import Fields, Record
-from recorder.format.steps import LoggedStep, steps
+from recorder.format.format import Fields, Record, RecorderError
+from recorder.format.mapping import LoggedStep, steps
 from recorder.read.reader import LogReader
 from recorder.repair import is_lost
 from recorder.write.logfile import LogFile

@@ -34,10 +34,8 @@ from protocol.machine.session import Session
 from protocol.values.effects import Attach, Close, Effect, Send
 from protocol.values.events import Event
 from protocol.values.frames import Frame
-from recorder.format.errors import LogDamaged, LogFailed, LogFull, RecorderError
-from recorder.format.mapping import KINDS, Hashes, event_record
-from recorder.format.records import Fields, Record
-from recorder.format.steps import step_records
+from recorder.format.format import Fields, LogDamaged, LogFailed, LogFull, Record, RecorderError
+from recorder.format.mapping import KINDS, Hashes, event_record, step_records
 from recorder.read.past import Past
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage

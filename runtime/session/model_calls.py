@@ -46,7 +46,7 @@ from protocol.values import events as ev
 from protocol.values.errors import ErrorCode
 from protocol.values.messages import QueuePlace
 from protocol.values.model import PAST_UNITS_MAX, PastUnit
-from recorder.format.errors import RecorderError
+from recorder.format.format import RecorderError
 from recorder.read.past import Past
 
 from ..model.backends import base

@@ -23,8 +23,7 @@ from protocol.values import events as ev
 from protocol.values.errors import REFUSALS, ErrorCode
 from protocol.values.limits import MODES, Mode
 from protocol.values.messages import ComeBack, EndReason
-from recorder.format.errors import RecorderError
-from recorder.format.records import Fields
+from recorder.format.format import Fields, RecorderError
 from recorder.storage.store import Store
 from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder

@@ -18,8 +18,8 @@ from protocol.values import limits as lim
 from protocol.values.errors import ErrorCode
 from protocol.values.limits import OF_MODE, Mode
 from protocol.values.records import session_id_of
+from recorder.format.format import Fields
 from recorder.format.mapping import SCHEMA
-from recorder.format.records import Fields
 from recorder.storage.store import LogInfo
 
 from ..model.backends.base import BackendInfo

@@ -24,7 +24,7 @@ from protocol.machine.session import Connected
 from protocol.values.events import ConnectionOpened
 from protocol.values.limits import Mode
 from protocol.values.state import State
-from recorder.storage.retention import Cause, RetentionStatistics
+from recorder.storage.store import Cause, RetentionStatistics
 
 from ..access.gate import Reason
 from ..net.limits import Counters, Drop, Refusal

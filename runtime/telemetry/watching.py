@@ -19,7 +19,7 @@ from protocol.values.limits import OF_MODE, Mode
 from protocol.values.messages import EndReason, ServerMessage
 from protocol.values.requests import ClientMessage
 from protocol.values.state import State
-from recorder.storage.retention import RetentionStatistics
+from recorder.storage.store import RetentionStatistics
 
 from ..net.limits import Counters
 from ..slots.admission import RunningTask

@@ -29,7 +29,7 @@ from anyio.streams.tls import TLSStream
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from recorder.format.errors import RecordInvalid
+from recorder.format.format import RecordInvalid
 
 from ..link.frames import (
     GREETINGS_MAX,

@@ -29,8 +29,8 @@ from mcap.well_known import MessageEncoding
 from mcap.writer import Writer
 
 from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ
-from recorder.format.blobs import extract
-from recorder.format.records import Record, Value
+from recorder.format.encoding import extract
+from recorder.format.format import Record, Value
 
 FormatName = Literal["json_lines", "mcap", "wav"]
 ZSTD_LEVEL: Final = 3

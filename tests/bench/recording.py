@@ -37,7 +37,7 @@ from protocol.values import events as ev
 from protocol.values.model import Costs, Finalized, Opened, UnitResult
 from protocol.values.requests import Append, Init
 from protocol.wire.dialects.realtime import REALTIME
-from recorder.format.records import Fields, Record
+from recorder.format.format import Fields, Record
 from recorder.storage.store import Store
 from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder

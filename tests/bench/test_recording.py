@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from mcap.reader import make_reader
 
 from protocol.values.model import UNIT_BYTES, UNIT_SAMPLES
-from recorder.format.blobs import restore
-from recorder.format.records import Record
+from recorder.format.encoding import restore
+from recorder.format.format import Record
 from runtime.commands.bench import load_speech
 from tests.bench.formats import JsonLines, Mcap, Wav
 from tests.bench.gateway.material import output_second

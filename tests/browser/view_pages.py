@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 
-from recorder.format.records import Fields, Record
+from recorder.format.format import Fields, Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from replay.view.document import page_of

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import zstandard
 
-from recorder.format.blobs import encode_flac
+from recorder.format.encoding import encode_flac
 from recorder.format.format import (
     HEADER_BYTES_MAX,
     HEADER_VALUES_MAX,

@@ -15,8 +15,7 @@ from typing import Any, Final
 
 import attrs
 
-from recorder.format.errors import FormatError
-from recorder.format.format import MARK, split_records
+from recorder.format.format import MARK, FormatError, split_records
 from recorder.read.scan import Block, BytesSource, Scanner
 from tests.forged.bombs import BOMBS
 from tests.forged.logs import Part, framed, head, seal, second, table_for

@@ -24,14 +24,12 @@ from typing import Any, Final
 
 import attrs
 
-from recorder.format.errors import RecorderError
+from recorder.format.format import RecorderError
 from recorder.read.reader import LogReader
 from recorder.read.scan import FileSource, Scanner
-from recorder.read.verify import verify
-from recorder.repair import NotCompactable, compact, recover, survey
-from recorder.storage.listing import Listing
+from recorder.repair import NotCompactable, compact, recover, survey, verify
+from recorder.storage.listing import Listing, whole_bytes
 from recorder.storage.store import Store
-from recorder.storage.summary import whole_bytes
 from replay.rerun.logic import replay
 from replay.story.inspect import inspect
 from replay.view.document import page_of
@@ -159,7 +157,7 @@ WAYS: Final[MappingProxyType[str, Callable[[Path], object]]] = MappingProxyType(
 CHEAP: Final = Budget(cpu_s=0.5, cpu_s_per_mb=0, mb=128, mb_per_mb=0, mb_max=128)
 """Of the list: it looks at the two ends, whatever is between them."""
 LINEAR: Final = Budget(cpu_s=3, cpu_s_per_mb=60, mb=400, mb_per_mb=4096, mb_max=1000)
-"""Of all others: `recorder.format.expansion` with a machine that is busy."""
+"""Of all others: `recorder.format.format.Expansion` with a machine that is busy."""
 BUDGETS: Final = {way: CHEAP if way == "list" else LINEAR for way in WAYS}
 
 

@@ -31,11 +31,11 @@ from hypothesis import strategies as st
 from protocol.values.errors import FieldError, FrameError, RemoteProtocolError
 from protocol.wire.codec import Context, parse_frame
 from protocol.wire.dialects import DIALECTS, MODES_OF, OPENING
-from recorder.format.blocks import Chain, Compressor
-from recorder.format.errors import RecorderError
+from recorder.format.format import RecorderError
 from recorder.read.reader import LogReader
 from recorder.read.scan import Block, BytesSource, Scanner
-from recorder.read.verify import verify
+from recorder.repair import verify
+from recorder.write.logfile import Chain, Compressor
 from tests.fuzz.case import Case, Finding, Found, Outcome, Step, Tally, described, fill, write_case
 from tests.fuzz.drawing import GARBAGE, PIECES, Names, cases
 from tests.fuzz.play import FuzzerError, LocalTarget, append_of, init_of, probe_case

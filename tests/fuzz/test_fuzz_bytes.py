@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from recorder.read.verify import verify
+from recorder.repair import verify
 from tests.fuzz.__main__ import fuzz_command
 from tests.fuzz.campaign import Budget, fuzz_bytes, read_frame, read_log
 from tests.sessions.telemetry import is_whole

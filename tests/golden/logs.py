@@ -21,8 +21,7 @@ from typing import Any
 import attrs
 
 from protocol.values.records import digest
-from recorder.format.format import SUFFIX
-from recorder.format.records import Record
+from recorder.format.format import SUFFIX, Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from runtime.model.backends.scripted import ScriptedBackend

@@ -16,9 +16,8 @@ from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.model import Opened
-from recorder.format.mapping import EVENT_KINDS, event_of
-from recorder.format.records import Record
-from recorder.format.steps import advance
+from recorder.format.format import Record
+from recorder.format.mapping import EVENT_KINDS, advance, event_of
 from recorder.read.reader import LogReader
 from tests.sessions.answering import remake
 

@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from protocol.values.model import UNIT_SAMPLES
-from recorder.format.records import Record
+from recorder.format.format import Record
 from recorder.read.reader import LogReader
 from replay.rerun.logic import replay
 from tests.bench.tiny.staging import Pcm, read_manifest, read_speech, room, stage_phrase

@@ -24,13 +24,11 @@ from websockets.sync.client import ClientConnection, connect
 
 import antiphon
 from protocol.values import events as ev
-from recorder.format.errors import Unreadable
-from recorder.format.format import recording_id_of
+from recorder.format.format import Record, Unreadable, recording_id_of
 from recorder.format.mapping import EVENT_KINDS, event_of
-from recorder.format.records import Record
 from recorder.read.reader import LogReader
-from recorder.read.verify import verify
-from recorder.write.disk import is_held
+from recorder.repair import verify
+from recorder.write.files import is_held
 from replay.rerun.environment import Loading
 from replay.rerun.full import replay_fully
 from replay.rerun.logic import replay

@@ -25,10 +25,9 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from protocol.values.records import derive_id
-from recorder.format.errors import Unreadable
-from recorder.format.records import Record
+from recorder.format.format import Record, Unreadable
 from recorder.read.reader import LogReader
-from recorder.read.verify import verify
+from recorder.repair import verify
 from recorder.storage.store import Store
 from replay.rerun.logic import replay
 from runtime import RUN
@@ -342,8 +341,8 @@ def test_one_log_that_may_not_grow_costs_no_other(policy: str, call: Call, tmp_p
 
 HANGS: Final = """
 import threading
-import recorder.write.disk, runtime.session.journal, runtime.serve.serve_command
-recorder.write.disk.Disk.sync = lambda self, descriptor: threading.Event().wait()
+import recorder.write.files, runtime.session.journal, runtime.serve.serve_command
+recorder.write.files.Disk.sync = lambda self, descriptor: threading.Event().wait()
 runtime.session.journal.FIN_WAIT_S, runtime.serve.serve_command.EXIT_WAIT_S = 0.1, 0.5
 from runtime.cli import main; main()"""
 

@@ -11,7 +11,7 @@ import attrs
 import pytest
 from websockets.sync.client import connect
 
-from recorder.format.records import Record
+from recorder.format.format import Record
 from recorder.read.reader import LogReader, read
 from recorder.storage.marks import add_mark, marks_path, read_marks
 from recorder.storage.store import Store

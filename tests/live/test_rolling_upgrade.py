@@ -11,8 +11,8 @@ import numpy as np
 from websockets.sync.client import ClientConnection, connect
 
 from protocol.values import events as ev
+from recorder.format.format import Record
 from recorder.format.mapping import EVENT_KINDS, event_of
-from recorder.format.records import Record
 from recorder.read.reader import read
 from tests.live.servers import LiveServer, live_server
 from tests.live.test_clients import replay_log

@@ -14,10 +14,8 @@ from protocol.values import events as ev
 from protocol.values.limits import LOSSES_MAX, UNIT_FAILURES_MAX, UNITS_PENDING_MAX
 from protocol.values.model import Finalized, Opened, UnitResult
 from protocol.values.state import State
-from recorder.format.format import SUFFIX
-from recorder.format.mapping import EVENT_KINDS, event_of
-from recorder.format.records import Record
-from recorder.format.steps import advance
+from recorder.format.format import SUFFIX, Record
+from recorder.format.mapping import EVENT_KINDS, advance, event_of
 from recorder.read.reader import LogReader
 from tests.golden.logs import FOLDER
 from tests.protocol.test_early import LIMITS

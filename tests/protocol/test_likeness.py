@@ -12,8 +12,8 @@ import pytest
 from protocol.machine.reception import Template
 from protocol.machine.session import Session
 from protocol.values import events as ev
+from recorder.format.format import Record
 from recorder.format.mapping import EVENT_KINDS, event_of
-from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from tests.sessions.in_memory import base64
 from tests.test_golden import LOGS

@@ -25,8 +25,8 @@ from protocol.values.frames import KEPT_CHARS, Frame, Shortened, Utf8Text
 from protocol.values.limits import CHAT_FRAME_BYTES_MAX, FRAME_BYTES_MAX, FRAMES_MAX, Mode
 from protocol.values.model import Opened
 from protocol.wire.dialects.shared import KNOWN_TYPES
+from recorder.format.format import size_bytes
 from recorder.format.mapping import event_of, event_record
-from recorder.format.records import size_bytes
 from recorder.read.reader import read
 from recorder.storage.store import Store
 from replay.redact.content import Policy, Tally

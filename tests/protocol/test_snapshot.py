@@ -43,10 +43,8 @@ from protocol.values.openai import (
     Respond,
 )
 from protocol.wire.dialects import LEGACY_CHAT
-from recorder.format.format import SUFFIX
-from recorder.format.mapping import EVENT_KINDS, event_of
-from recorder.format.records import Record
-from recorder.format.steps import advance
+from recorder.format.format import SUFFIX, Record
+from recorder.format.mapping import EVENT_KINDS, advance, event_of
 from recorder.read.reader import LogReader
 from tests.golden.logs import FOLDER, SCENES
 from tests.project.sampling import sample

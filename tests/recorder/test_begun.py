@@ -10,8 +10,8 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from recorder.format.blocks import Compressor
-from recorder.read.verify import verify
+from recorder.repair import verify
+from recorder.write.logfile import Compressor
 from recorder.write.writer import Recorder
 from tests.recorder.test_samples import SESSION, record
 

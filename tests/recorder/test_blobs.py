@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from recorder.format import blobs
-from recorder.format.errors import FormatError
+from recorder.format import encoding as blobs
+from recorder.format.format import FormatError
 from tests.recorder.test_samples import pcm
 
 

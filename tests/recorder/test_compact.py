@@ -18,17 +18,24 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from recorder import repair as compacting
-from recorder.format import blobs
+from recorder.format import encoding as blobs
 from recorder.format import format as log_format
-from recorder.format.blocks import FIN_FIELDS
-from recorder.format.errors import FormatError, LogUnsound, Unreadable
-from recorder.format.format import COMPACT_VERSION, HEADER_BYTES, split_records, unpack_header
-from recorder.format.records import Record, Value
+from recorder.format.format import (
+    COMPACT_VERSION,
+    HEADER_BYTES,
+    FormatError,
+    LogUnsound,
+    Record,
+    Unreadable,
+    Value,
+    split_records,
+    unpack_header,
+)
 from recorder.read.reader import LogReader
 from recorder.read.scan import Block, BytesSource, Damage, Scanner
-from recorder.read.verify import verify
-from recorder.repair import COMPACTED, KEPT_BLOCK_BYTES, NotCompactable, compact, is_compact
-from recorder.write.disk import is_held
+from recorder.repair import COMPACTED, KEPT_BLOCK_BYTES, NotCompactable, compact, is_compact, verify
+from recorder.write.files import is_held
+from recorder.write.logfile import FIN_FIELDS
 from replay.rerun.folder import replay_log
 from tests.golden.logs import FOLDER, SAMPLE, items
 from tests.golden.versions import COMPACTED as GOLDEN
@@ -221,9 +228,7 @@ def test_the_golden_log_holds_flac() -> None:
 def test_flac_is_loaded_by_nobody_else() -> None:
     """Each server would carry a library that only old recordings need."""
     log = FOLDER / "v1-realtime-audio.session.zst"
-    read_it = (
-        f"import sys, recorder.read.verify as v, pathlib; v.verify(pathlib.Path({str(log)!r}))"
-    )
+    read_it = f"import sys, recorder.repair as v, pathlib; v.verify(pathlib.Path({str(log)!r}))"
     told = f"{read_it}; print('soundfile' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

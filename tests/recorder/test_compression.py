@@ -8,9 +8,9 @@ import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from recorder.format.blobs import pack
-from recorder.format.blocks import APART_BYTES_MIN, Compressor
+from recorder.format.encoding import pack
 from recorder.format.format import MARK, Piece, unstuff
+from recorder.write.logfile import APART_BYTES_MIN, Compressor
 from tests.recorder.test_samples import pcm
 
 COMPRESSOR = Compressor()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from recorder.format.errors import LogFailed
-from recorder.write.disk import Disk
+from recorder.format.format import LogFailed
+from recorder.write.files import Disk
 from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder
 from tests.recorder.test_samples import SESSION, record

@@ -15,10 +15,10 @@ import pytest
 
 from protocol.values.frames import Frame
 from protocol.values.records import RECORD_FIELDS, RECORD_NAMES
-from recorder.format import blobs
+from recorder.format import encoding as blobs
 from recorder.format import format as log_format
-from recorder.format.blocks import LEVEL, LEVEL_KEPT
 from recorder.format.format import (
+    BLOB,
     BLOCK_BYTES,
     COMPACT_VERSION,
     FLAG_HEAD_COPY,
@@ -26,25 +26,29 @@ from recorder.format.format import (
     FLAGS_KNOWN,
     FORMAT_VERSION,
     FORMAT_VERSIONS,
+    FRAME_BYTES_MAX,
+    FRAME_CUT,
     HEAD_BYTES_MAX,
     HEADER_BYTES,
     MARK,
     MIB,
     RECORD_BYTES_MAX,
+    RECORD_VERSIONS,
     SEEK_TABLE_MAGIC,
     SKIPPABLE_MAGIC,
     TAG,
+    TEXT,
     UNPACKED_BYTES_MAX,
+    WTF8,
     BlockHeader,
     pack_header,
 )
 from recorder.format.mapping import EFFECTS, EVENTS, plain_of
-from recorder.format.records import BLOB, FRAME_BYTES_MAX, FRAME_CUT, RECORD_VERSIONS, TEXT, WTF8
-from recorder.read.decoding import parse
-from recorder.read.verify import Report, State
-from recorder.repair import COMPACTED, KEPT_BLOCK_BYTES, LOST, RECOVERED
+from recorder.read.reader import parse
+from recorder.repair import COMPACTED, KEPT_BLOCK_BYTES, LOST, RECOVERED, Report, State
 from recorder.storage import listing
 from recorder.write.files import PART_PREFIX
+from recorder.write.logfile import LEVEL, LEVEL_KEPT
 from replay.library.keep import ENDING
 
 DOCUMENT: Final = (Path(__file__).parents[2] / "docs" / "log-format.md").read_text()

@@ -10,31 +10,31 @@ import attrs
 import numpy as np
 import pytest
 
-from recorder.format.blobs import decode_flac, encode_flac
-from recorder.format.encoding import FRAME_CHARS_INLINE, RecordEncoder
-from recorder.format.errors import FormatError, RecordInvalid
-from recorder.format.expansion import ALLOWANCE, RATIO_MAX, Expansion, frame_bytes_min
+from recorder.format.encoding import FRAME_CHARS_INLINE, RecordEncoder, decode_flac, encode_flac
 from recorder.format.format import (
+    ALLOWANCE,
     HEADER_BYTES,
     HEADER_BYTES_MAX,
     HEADER_VALUES_MAX,
     MIB,
+    RATIO_MAX,
     RECORDS_MAX,
     SHARED_BYTES_MAX,
     BlockHeader,
+    Expansion,
+    FormatError,
+    Record,
+    RecordInvalid,
+    frame_bytes_min,
     pack_header,
     split_records,
     unpack_header,
 )
-from recorder.format.records import Record
-from recorder.read.decoding import parse
-from recorder.read.reader import LogReader
+from recorder.read.reader import LogReader, parse
 from recorder.read.scan import BytesSource, Damage, Scanner
-from recorder.read.verify import verify
-from recorder.repair import NotRecoverable, recover, survey
-from recorder.storage.listing import Listing
+from recorder.repair import NotRecoverable, recover, survey, verify
+from recorder.storage.listing import START_BYTES, TAIL_BYTES, Listing
 from recorder.storage.store import Store
-from recorder.storage.summary import START_BYTES, TAIL_BYTES
 from tests.forged.bombs import BOMBS, bomb
 from tests.forged.logs import Part, framed, head, seal, second
 from tests.forged.logs import record as forged_record
@@ -158,7 +158,7 @@ def test_blobs_before_the_start_are_found_by_one_walk() -> None:
 
 def test_text_is_refused_before_it_fills_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A character may take four bytes where its text has two, and is held twice while joined."""
-    monkeypatch.setattr("recorder.read.decoding.RECORD_BYTES_MAX", 12)
+    monkeypatch.setattr("recorder.read.reader.RECORD_BYTES_MAX", 12)
     for times, is_sound in ((3, True), (4, False)):
         fields = {"a": {"$text": [[0]] * times}}
         text = forged_record("mark", 2, fields, blobs=[[0, 4, 4]], area=b"word")

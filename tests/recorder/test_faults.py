@@ -21,14 +21,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from recorder.format.blocks import Compressor
-from recorder.format.errors import LogFailed, Unreadable
-from recorder.format.records import Record
+from recorder.format.format import LogFailed, Record, Unreadable
 from recorder.read.reader import LogReader
-from recorder.read.verify import verify
-from recorder.write.disk import Disk
+from recorder.repair import verify
+from recorder.write.files import Disk
 from recorder.write.log import SessionLog
-from recorder.write.logfile import LogFile
+from recorder.write.logfile import Compressor, LogFile
 from recorder.write.writer import Durability, Recorder, RecorderPolicy
 from tests.recorder.test_samples import PATH, SESSION, MemoryDisk, pcm, record
 
@@ -156,8 +154,8 @@ CHILD: Final = """
 import json, resource, sys
 from pathlib import Path
 import anyio
-from recorder.format.blocks import Compressor
-from recorder.format.errors import LogFailed
+from recorder.format.format import LogFailed
+from recorder.write.logfile import Compressor
 from recorder.write.writer import Recorder
 from tests.recorder.test_faults import ROUNDS, round_of
 from tests.recorder.test_samples import SESSION

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from recorder.format.errors import FormatError
 from recorder.format.format import (
     CHAIN_START,
     FORMAT_VERSIONS,
@@ -17,6 +16,7 @@ from recorder.format.format import (
     MARK,
     PAYLOAD_BYTES_MAX,
     BlockHeader,
+    FormatError,
     chain_of,
     frame_record,
     pack_header,

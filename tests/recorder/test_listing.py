@@ -17,15 +17,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recorder.format.errors import Unreadable
-from recorder.format.format import HEADER_BYTES
-from recorder.format.records import Fields, Record
+from recorder.format.format import HEADER_BYTES, Fields, Record, Unreadable
 from recorder.read.reader import read
 from recorder.read.scan import BytesSource, Damage
-from recorder.storage.listing import DIGEST_BYTES_MAX, Entry, Index, Listing, Wanted, page_of
+from recorder.storage.listing import (
+    DIGEST_BYTES_MAX,
+    Entry,
+    Index,
+    Listing,
+    Summary,
+    Wanted,
+    page_of,
+    summarize,
+    whole_bytes,
+)
 from recorder.storage.store import INDEX_NAME, WITH_STORE_NAME, LogInfo, Store
-from recorder.storage.summary import Summary, summarize, whole_bytes
-from recorder.write.disk import is_held
+from recorder.write.files import is_held
 from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder
 from tests.recorder.test_samples import block_offsets

@@ -11,11 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from protocol.values.records import digest
-from recorder.format.format import SUFFIX
-from recorder.format.records import Record
+from recorder.format.format import SUFFIX, Record
 from recorder.read.reader import LogReader
-from recorder.read.verify import verify
-from recorder.repair import compact
+from recorder.repair import compact, verify
 from replay.rerun.logic import replay
 from tests.golden.logs import FOLDER, SAMPLE
 from tests.recorder.page import MARK, Entry, digest_of, entries, log_of

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from recorder.format.records import Record
-from recorder.read.verify import verify
+from recorder.format.format import Record
+from recorder.repair import verify
 from recorder.write.writer import Durability, Recorder, RecorderPolicy
 from tests.recorder.test_faults import records_of, round_of
 from tests.recorder.test_samples import PATH, SESSION, MemoryDisk, record

@@ -17,22 +17,22 @@ import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from recorder.format.blocks import Compressor
 from recorder.format.encoding import RecordEncoder
-from recorder.format.errors import LogDamaged, Unreadable
 from recorder.format.format import (
     HEADER_BYTES,
     MARK,
+    LogDamaged,
+    Record,
+    Unreadable,
     chain_of,
     frame_record,
     pack_header,
     unpack_header,
 )
-from recorder.format.records import Record
 from recorder.read.reader import KEPT_BYTES_MAX, LogReader, read
 from recorder.read.scan import Damage
-from recorder.read.verify import verify
-from recorder.write.logfile import LogFile
+from recorder.repair import verify
+from recorder.write.logfile import Compressor, LogFile
 from tests.recorder.test_samples import (
     PATH,
     SESSION,

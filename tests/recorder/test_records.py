@@ -16,21 +16,23 @@ from hypothesis import strategies as st
 from protocol.values.events import FrameReceived
 from protocol.values.frames import Utf8Text
 from recorder.format.encoding import REMEMBERED_BYTES, Framed, RecordEncoder
-from recorder.format.errors import FormatError, LogMisuse, RecordInvalid
-from recorder.format.expansion import Expansion
-from recorder.format.format import frame_record, split_records
-from recorder.format.mapping import event_record
-from recorder.format.records import (
+from recorder.format.format import (
     FRAME_CUT,
     NESTING_MAX,
     RECORD_VERSIONS,
     UPCASTS,
+    Expansion,
     Fields,
+    FormatError,
+    LogMisuse,
     Record,
+    RecordInvalid,
+    frame_record,
     size_bytes,
+    split_records,
 )
-from recorder.read.decoding import StoredRecord, decode, parse
-from recorder.read.reader import no_record
+from recorder.format.mapping import event_record
+from recorder.read.reader import StoredRecord, decode, no_record, parse
 from tests.recorder.test_samples import pcm, record
 
 KEYS = st.one_of(st.text("ab$é\n", max_size=4), st.sampled_from(["$blob", "$text", "$wtf8", "$$"]))
@@ -300,7 +302,7 @@ def test_a_blob_that_is_named_too_often_is_refused(
     monkeypatch: pytest.MonkeyPatch, piece: object
 ) -> None:
     """A log of kilobytes, sent in as a bug report, fills the memory of who verifies it."""
-    monkeypatch.setattr("recorder.read.decoding.UNPACKED_BYTES_MAX", 12)
+    monkeypatch.setattr("recorder.read.reader.UNPACKED_BYTES_MAX", 12)
     for times, is_sound in ((3, True), (4, False)):
         fields = {"a": {"$text": [piece] * times}}
         header = {**GOOD, "blobs": [[0, 4, 4]], "fields": fields}

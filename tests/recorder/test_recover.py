@@ -15,16 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recorder.format.blocks import FIN_FIELDS, Compressor
 from recorder.format.encoding import RecordEncoder
-from recorder.format.errors import Unreadable
-from recorder.format.format import HEADER_BYTES
-from recorder.format.records import RECORD_VERSIONS, Record
+from recorder.format.format import HEADER_BYTES, RECORD_VERSIONS, Record, Unreadable
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
-from recorder.read.verify import verify
-from recorder.repair import NotRecoverable, Survey, is_lost, recover, survey
-from recorder.write.logfile import LogFile
+from recorder.repair import NotRecoverable, Survey, is_lost, recover, survey, verify
+from recorder.write.logfile import FIN_FIELDS, Compressor, LogFile
 from replay.rerun.folder import replay_log
 from tests.golden.damage import HARMS
 from tests.golden.logs import FOLDER

@@ -17,10 +17,9 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recorder.format.errors import RecorderError
-from recorder.format.format import SUFFIX
+from recorder.format.format import SUFFIX, RecorderError
 from recorder.read.reader import LogReader
-from recorder.storage.listing import Index, Listing
+from recorder.storage.listing import Index, Listing, Summary
 from recorder.storage.remote import (
     AWAY_S,
     PART_BYTES,
@@ -32,7 +31,6 @@ from recorder.storage.remote import (
     StoreError,
 )
 from recorder.storage.store import WITH_STORE_NAME, LocalLog, Store
-from recorder.storage.summary import Summary
 from runtime.cli import main
 from tests.golden.logs import FOLDER
 from tests.recorder.test_listing import write_log

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recorder.storage.retention import FRESH_S, Pruned, Retention, prune
-from recorder.storage.store import Store
+from recorder.storage.store import FRESH_S, Pruned, Retention, Store, prune
 from recorder.write.writer import Recorder
 from runtime.serve.retention import Retainer
 

@@ -11,7 +11,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from recorder.format import encoding
-from recorder.format.blocks import Compressor
 from recorder.format.encoding import (
     FRAME_CHARS_MAX,
     RECORDS_MAX,
@@ -19,16 +18,18 @@ from recorder.format.encoding import (
     RecordEncoder,
     runs,
 )
-from recorder.format.errors import FormatError
-from recorder.format.expansion import Expansion
-from recorder.format.format import BLOCK_BYTES, HEAD_BYTES_MAX, split_records
-from recorder.format.records import Record
-from recorder.read.decoding import PART_VALUES, LastWhole, StoredRecord, decode, parse
-from recorder.read.reader import LogReader
+from recorder.format.format import (
+    BLOCK_BYTES,
+    HEAD_BYTES_MAX,
+    Expansion,
+    FormatError,
+    Record,
+    split_records,
+)
+from recorder.read.reader import PART_VALUES, LastWhole, LogReader, StoredRecord, decode, parse
 from recorder.read.scan import Block, BytesSource, Scanner
-from recorder.read.verify import verify
-from recorder.repair import compact, recover, survey
-from recorder.write.logfile import LogFile
+from recorder.repair import compact, recover, survey, verify
+from recorder.write.logfile import Compressor, LogFile
 from tests.forged.logs import record as forged
 from tests.golden.versions import IN_PIECES
 from tests.recorder.test_samples import (

@@ -13,13 +13,11 @@ from pathlib import Path
 import numpy as np
 import pybase64
 
-from recorder.format.blocks import Compressor
-from recorder.format.format import HEADER_BYTES, unpack_header
-from recorder.format.records import Fields, Record
+from recorder.format.format import HEADER_BYTES, Fields, Record, unpack_header
 from recorder.read.reader import end_of_blocks
 from recorder.read.scan import BytesSource
-from recorder.write.disk import Disk
-from recorder.write.logfile import LogFile
+from recorder.write.files import Disk
+from recorder.write.logfile import Compressor, LogFile
 
 PATH = Path("/logs/sample.session.zst")
 SESSION: Fields = {"config": {"temperature": 0.7}, "seed": 1, "voice": b"v" * 100}

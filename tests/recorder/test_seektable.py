@@ -20,11 +20,10 @@ import zstandard
 
 from recorder.format import format as seektable
 from recorder.format.encoding import REMEMBERED_BYTES, BlobMemory, RecordEncoder
-from recorder.format.format import HEADER_BYTES, BlockSizes
-from recorder.format.records import Record
+from recorder.format.format import HEADER_BYTES, BlockSizes, Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import BytesSource, Damage, Scanner
-from recorder.read.verify import verify
+from recorder.repair import verify
 from recorder.storage.store import Store
 from recorder.write.writer import Recorder, RecorderPolicy
 from tests.golden.logs import record as record_scene

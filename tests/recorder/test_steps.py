@@ -9,9 +9,8 @@ import pytest
 
 from protocol.values import events as ev
 from protocol.values.errors import LocalProtocolError
-from recorder.format.mapping import EVENT_KINDS, Hashes, event_record
-from recorder.format.records import Record
-from recorder.format.steps import advance, step_records, steps
+from recorder.format.format import Record
+from recorder.format.mapping import EVENT_KINDS, Hashes, advance, event_record, step_records, steps
 from recorder.read.reader import read
 from tests.golden.logs import FOLDER
 

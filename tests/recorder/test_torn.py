@@ -16,11 +16,9 @@ from click.testing import CliRunner
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from recorder.format.errors import Unreadable
-from recorder.format.format import HEADER_BYTES
-from recorder.format.records import Record
+from recorder.format.format import HEADER_BYTES, Record, Unreadable
 from recorder.read.reader import LogReader
-from recorder.read.verify import Report, verify
+from recorder.repair import Report, verify
 from replay.rerun.logic import replay
 from runtime.cli import main
 from tests.recorder.test_samples import block_offsets, make_log, record

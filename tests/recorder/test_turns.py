@@ -11,11 +11,9 @@ from typing import Final
 
 import pytest
 
-from recorder.format.errors import LogFailed
-from recorder.format.format import MIB
-from recorder.format.records import Record
+from recorder.format.format import MIB, LogFailed, Record
 from recorder.read.reader import LogReader
-from recorder.read.verify import verify
+from recorder.repair import verify
 from recorder.write.log import SessionLog
 from recorder.write.writer import QUANTUM_BYTES, Recorder, RecorderPolicy
 from tests.recorder.test_samples import PATH, MemoryDisk, record

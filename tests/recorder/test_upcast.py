@@ -11,14 +11,23 @@ from typing import Final
 import attrs
 import pytest
 
-from recorder.format import records as upcast
-from recorder.format.errors import FormatError, LogDamaged, Unreadable
-from recorder.format.format import FORMAT_VERSIONS, HEADER_BYTES, pack_header, unpack_header
-from recorder.format.records import RECORD_VERSIONS, Fields, Record, Upcast
+from recorder.format import format as upcast
+from recorder.format.format import (
+    FORMAT_VERSIONS,
+    HEADER_BYTES,
+    RECORD_VERSIONS,
+    Fields,
+    FormatError,
+    LogDamaged,
+    Record,
+    Unreadable,
+    Upcast,
+    pack_header,
+    unpack_header,
+)
 from recorder.read.reader import LogReader, read
 from recorder.read.scan import Damage
-from recorder.read.verify import verify
-from recorder.repair import compact, recover, survey
+from recorder.repair import compact, recover, survey, verify
 from tests.golden.logs import FOLDER
 from tests.recorder.test_samples import block_offsets, make_log, pcm, record
 

@@ -14,11 +14,20 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from recorder.format.errors import LogFailed, LogFull, LogMisuse
-from recorder.format.format import MIB, RECORD_BYTES_MAX, SUFFIX, recording_id_of
-from recorder.format.records import RECORD_OVERHEAD_BYTES, Record, size_bytes
+from recorder.format.format import (
+    MIB,
+    RECORD_BYTES_MAX,
+    RECORD_OVERHEAD_BYTES,
+    SUFFIX,
+    LogFailed,
+    LogFull,
+    LogMisuse,
+    Record,
+    recording_id_of,
+    size_bytes,
+)
 from recorder.read.reader import LogReader
-from recorder.read.verify import verify
+from recorder.repair import verify
 from recorder.storage.store import Store
 from recorder.write.log import Loop, SessionLog
 from recorder.write.writer import Recorder, RecorderPolicy
@@ -556,7 +565,7 @@ from pathlib import Path
 
 import anyio
 
-from recorder.format.records import Record
+from recorder.format.format import Record
 from recorder.write.writer import Recorder
 
 async def main():
@@ -591,6 +600,6 @@ def test_recorder_needs_neither_torch_nor_trio() -> None:
     code = (
         "import sys; sys.modules.update(torch=None, trio=None, transformers=None);"
         "import recorder.write.writer, recorder.read.reader;"
-        "import recorder.read.verify, recorder.storage.store"
+        "import recorder.repair, recorder.storage.store"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

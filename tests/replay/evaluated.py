@@ -12,7 +12,7 @@ import numpy as np
 from click.testing import CliRunner, Result
 
 from protocol.values import events as ev
-from recorder.format.records import Record
+from recorder.format.format import Record
 from recorder.read.reader import LogReader
 from replay.assess.command import eval_command
 from replay.eval.scores import Facts, conversation_scores, gather, score

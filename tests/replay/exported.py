@@ -13,7 +13,7 @@ import simplejpeg
 import soundfile
 
 from protocol.values import events as ev
-from recorder.format.records import Record
+from recorder.format.format import Record
 from recorder.read.reader import LogReader
 from replay.export.formats import Format, export
 from replay.export.timeline import Moment, Timeline

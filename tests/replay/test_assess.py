@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from protocol.values.model import Opening
 from recorder.format.format import SUFFIX
 from recorder.read.reader import LogReader, read
-from recorder.read.verify import verify
+from recorder.repair import verify
 from recorder.write.files import PART_PREFIX
 from replay.assess.command import Mode, as_recorded
 from replay.assess.run import Results, Run, content_of

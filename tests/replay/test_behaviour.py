@@ -18,8 +18,8 @@ from protocol.values import behaviour
 from protocol.values.behaviour import NEWEST
 from protocol.values.errors import ErrorCode, LocalProtocolError
 from protocol.values.events import ConnectionOpened
+from recorder.format.format import Record
 from recorder.format.mapping import MACHINE_SCHEMA
-from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from replay.cli import replay_command
 from replay.rerun import logic

@@ -17,8 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from recorder.format.format import HEADER_BYTES, MARK
-from recorder.format.records import Record
+from recorder.format.format import HEADER_BYTES, MARK, Record
 from replay.cli import inspect_command, replay_command
 from replay.library.keep import verify_command
 from replay.library.text import summary_lines

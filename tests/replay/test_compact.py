@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from recorder.format.format import SUFFIX
+from recorder.storage.listing import summarize
 from recorder.storage.store import Store
-from recorder.storage.summary import summarize
 from recorder.write.files import PART_PREFIX
 from replay.library import keep as command
 from replay.rerun.folder import replay_log

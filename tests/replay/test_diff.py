@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from protocol.values.effects import StartUnit
 from protocol.values.events import UnitDone
 from protocol.values.model import OUTPUT_RATE_HZ, Unit, UnitResult
+from recorder.format.format import Record
 from recorder.format.mapping import effect_record, event_record
-from recorder.format.records import Record
 from recorder.read.reader import LogReader, read
 from recorder.read.scan import Damage
 from replay.diff import FIELDS, PARTINGS_KEPT, DiffReport, compare, diff_command, diff_lines

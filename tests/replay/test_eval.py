@@ -18,8 +18,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recorder.format.format import SUFFIX
-from recorder.format.records import Record
+from recorder.format.format import SUFFIX, Record
 from recorder.read.reader import LogReader
 from replay.assess.command import MODES, eval_command
 from replay.cli import inspect_command

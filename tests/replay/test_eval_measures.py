@@ -13,8 +13,7 @@ from protocol.values import events as ev
 from protocol.values.model import INPUT_RATE_HZ, UnitResult
 from protocol.values.requests import Append
 from protocol.wire.audio import to_pcm16
-from recorder.format.format import SUFFIX
-from recorder.format.records import Record
+from recorder.format.format import SUFFIX, Record
 from recorder.read.reader import LogReader
 from replay.eval.condition import STATISTICS
 from replay.eval.evaluate import Summary, percentile

@@ -23,8 +23,8 @@ from protocol.values.events import ConnectionOpened
 from protocol.values.messages import Delta
 from protocol.wire.dialects import REALTIME
 from protocol.wire.media import image_kind
+from recorder.format.format import Record
 from recorder.format.mapping import event_record
-from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from replay.export import formats, timeline

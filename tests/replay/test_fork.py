@@ -15,11 +15,10 @@ from rich.console import Console
 
 from protocol.values.effects import StartUnit
 from protocol.values.model import UNIT_BYTES, Unit
-from recorder.format.errors import LogDamaged
+from recorder.format.format import LogDamaged, Record
 from recorder.format.mapping import EVENT_KINDS
-from recorder.format.records import Record
 from recorder.read.reader import LogReader, read
-from recorder.read.verify import verify
+from recorder.repair import verify
 from replay.diff import DiffReport, compare
 from replay.fork.change import CannotForkError, Change, Forked, ForkError, ForkRefusedError
 from replay.fork.command import make_fork

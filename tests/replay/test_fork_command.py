@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from recorder.read.reader import LogReader
-from recorder.read.verify import verify
+from recorder.repair import verify
 from replay.assess.run import look_at, run_forced
 from replay.fork.change import Change, Forked
 from replay.fork.command import fork_command, make_fork

@@ -16,7 +16,7 @@ from trio.testing import MockClock
 
 from protocol.values.effects import OpenBackend, StartFinalize, StartUnit
 from protocol.values.model import Cut, Finalized, Opened, Opening, Unit, UnitResult
-from recorder.format.records import Record
+from recorder.format.format import Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from replay.rerun import environment

@@ -22,10 +22,10 @@ from hypothesis import given
 
 from protocol.values.effects import DropUnit, Interrupt, StartUnit
 from protocol.values.events import UnitDone, UnitFailed
-from recorder.format.blocks import FIN_FIELDS
-from recorder.format.records import Record
+from recorder.format.format import Record
 from recorder.read.reader import LogReader, read
-from recorder.read.verify import verify
+from recorder.repair import verify
+from recorder.write.logfile import FIN_FIELDS
 from replay.rerun.full import replay_fully
 from replay.rerun.logic import Replayer
 from replay.rerun.report import FullReport

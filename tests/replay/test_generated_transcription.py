@@ -15,7 +15,7 @@ from hypothesis import given
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from recorder.read.reader import LogReader
-from recorder.read.verify import verify
+from recorder.repair import verify
 from replay.rerun.logic import Replayer
 from tests.generated.clients import SeededDice
 from tests.generated.transcription import (

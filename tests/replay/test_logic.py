@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.values import events as ev
+from recorder.format.format import Record
 from recorder.format.mapping import EFFECT_KINDS, EVENT_KINDS
-from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from replay.rerun.logic import HERE, Replayer, replay

@@ -24,9 +24,8 @@ from protocol.values import events as ev
 from protocol.values.errors import ErrorCode
 from protocol.values.messages import QueuePlace
 from protocol.values.model import Costs, Cut, Finalized, Opened, UnitResult
-from recorder.format.mapping import SCHEMA
-from recorder.format.records import Record
-from recorder.format.steps import fin_fields
+from recorder.format.format import Record
+from recorder.format.mapping import SCHEMA, fin_fields
 from recorder.read.reader import read
 from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder

@@ -13,12 +13,11 @@ import pytest
 from click.testing import CliRunner
 from mcap.reader import make_reader
 
-from recorder.format.blocks import FIN_FIELDS
-from recorder.format.records import Record
+from recorder.format.format import Record
 from recorder.read.reader import LogReader, read
-from recorder.read.verify import verify
-from recorder.repair import compact
+from recorder.repair import compact, verify
 from recorder.storage.marks import add_mark, marks_path
+from recorder.write.logfile import FIN_FIELDS
 from replay.cli import inspect_command, replay_command
 from replay.fork.change import Change
 from replay.library.marks import marks_command

@@ -19,7 +19,7 @@ from protocol.machine.kind import Kind
 from protocol.machine.session import Session
 from protocol.machine.unit_loop import UnitLoop
 from protocol.values import events as ev
-from recorder.format.records import Record
+from recorder.format.format import Record
 from recorder.read.scan import Damage
 from replay.rerun.logic import replay
 from tests.golden.logs import FOLDER, items

@@ -22,9 +22,9 @@ import pytest
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from recorder.format import steps
+from recorder.format import mapping as steps
+from recorder.format.format import Record
 from recorder.format.mapping import EFFECT_KINDS, EVENT_KINDS
-from recorder.format.records import Record
 from recorder.read.reader import read
 from replay.rerun import logic
 from replay.rerun.report import Divergence

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from protocol.values.limits import NS_PER_S
-from recorder.format.records import Fields, Record
+from recorder.format.format import Fields, Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from replay.export.timeline import Timeline

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from recorder.format.format import SUFFIX
-from recorder.format.records import Record
+from recorder.format.format import SUFFIX, Record
 from recorder.read.reader import LogReader
-from recorder.read.verify import verify
+from recorder.repair import verify
 from replay.rerun.folder import replay_log
 from runtime.cli import main
 from tests.golden.logs import FOLDER

@@ -35,9 +35,9 @@ from protocol.values.model import (
     UnitResult,
 )
 from protocol.values.records import RECORD_FIELDS, digest
-from recorder.format.records import Record
+from recorder.format.format import Record
 from recorder.read.reader import read
-from recorder.read.verify import verify
+from recorder.repair import verify
 from replay.redact.content import KINDS, Policy, Tally
 from replay.redact.frames import FrameEditor
 from replay.redact.redaction import (

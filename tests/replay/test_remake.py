@@ -9,10 +9,10 @@ import pytest
 
 from protocol.values import events as ev
 from protocol.values.errors import ErrorCode
+from recorder.format.format import Record
 from recorder.format.mapping import EVENT_KINDS, SCHEMA, event_of
-from recorder.format.records import Record
 from recorder.read.reader import read
-from recorder.read.verify import verify
+from recorder.repair import verify
 from replay.rerun.logic import replay
 from replay.rerun.remake import RemakeError
 from tests.golden.logs import SAMPLE

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from protocol.values import events as ev
 from protocol.values.model import UnitResult
 from recorder.read.reader import read
-from recorder.read.verify import verify
+from recorder.repair import verify
 from replay.rerun.logic import replay
 from replay.rerun.remake import RemakeError, Remaker
 from replay.shrink import (

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from protocol.values import events as ev
+from recorder.format.format import Record
 from recorder.format.mapping import EVENT_KINDS, event_of
-from recorder.format.records import Record
 from recorder.read.reader import LogReader, read
 from replay.rerun.folder import replay_log
 from replay.shrink import SIMPLIFICATIONS, Asked

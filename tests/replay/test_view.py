@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from protocol.values.limits import NS_PER_S
 from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ
 from protocol.wire.audio import Resampler
-from recorder.format.records import Record
+from recorder.format.format import Record
 from recorder.read.reader import LogReader, read
 from recorder.read.scan import Damage, FileSource
 from replay.export.timeline import Timeline

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from recorder.format.records import Record
+from recorder.format.format import Record
 from recorder.read.reader import LogReader
 from replay.view.document import page_of
 from replay.view.story import Comparison, Finding

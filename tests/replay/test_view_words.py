@@ -12,7 +12,7 @@ import pytest
 from protocol.values.limits import NS_PER_S
 from protocol.values.messages import Delta, Metrics, Response
 from protocol.wire.dialects import LEGACY_CHAT, REALTIME, Dialect
-from recorder.format.records import Record
+from recorder.format.format import Record
 from recorder.read.reader import LogReader
 from replay.eval.evaluate import scores_json
 from replay.eval.scores import score

@@ -17,7 +17,7 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.limits import NS_PER_MS, NS_PER_S
 from protocol.values.model import Finalized, Opened, Prefill, TurnChunk, TurnResult, UnitResult
-from recorder.format.records import Fields, Record
+from recorder.format.format import Fields, Record
 from recorder.write.files import new_file
 from replay.rerun.remake import Remaker, head_record, write
 from tests.replay.test_logs import HEAD, OPENED

@@ -28,7 +28,7 @@ from protocol.values.limits import Mode
 from protocol.values.messages import ComeBack
 from protocol.values.model import Unit
 from recorder.storage.store import LogInfo, Store
-from recorder.write.disk import Disk
+from recorder.write.files import Disk
 from recorder.write.writer import Recorder
 from runtime.media.decoder import Client, MediaDecoder
 from runtime.media.values import Decoded

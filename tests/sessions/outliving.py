@@ -21,9 +21,8 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from protocol.values import events as ev
 from protocol.values.records import derive_id
-from recorder.format.format import recording_id_of
+from recorder.format.format import Record, recording_id_of
 from recorder.format.mapping import EVENT_KINDS, event_of
-from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from replay.rerun.environment import Loading
 from replay.rerun.full import replay_fully

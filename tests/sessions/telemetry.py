@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from protocol.machine.session import Session
 from protocol.values.effects import CancelDecode, DecodeMedia, Effect
 from protocol.values.events import ConnectionOpened, Event, MediaDecoded, MediaRejected
+from recorder.format.format import Record
 from recorder.format.mapping import EFFECT_KINDS, EVENT_KINDS, effect_record, event_of
-from recorder.format.records import Record
 from recorder.read.reader import LogReader, read
 from recorder.read.scan import Damage
 from runtime.model.backends.scripted import ScriptedBackend

@@ -18,7 +18,7 @@ from typing import Final
 import anyio
 import attrs
 
-from recorder.write.disk import Disk
+from recorder.write.files import Disk
 from recorder.write.writer import Recorder, RecorderPolicy
 
 TICK_S: Final = 0.25

@@ -9,7 +9,7 @@ from typing import Any
 
 import trio
 
-from recorder.format.errors import LogFailed
+from recorder.format.format import LogFailed
 from runtime.model.backends.base import BackendError
 from tests.simulation.simulated_rules import Rules
 

@@ -34,8 +34,7 @@ from protocol.values.errors import CLOSE_POLICY
 from protocol.values.events import EVENT_IDS, PIECES
 from protocol.values.limits import Mode
 from protocol.values.messages import ComeBack
-from recorder.format.errors import RecorderError
-from recorder.format.format import SUFFIX
+from recorder.format.format import SUFFIX, RecorderError
 from recorder.read.reader import LogReader, read
 from replay.rerun.logic import replay
 from runtime.net.connection import CLOSE_FLUSH_S, SEND_BYTES_PER_S_MIN

@@ -40,7 +40,7 @@ import soundfile
 from protocol.values.limits import NS_PER_S
 from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES
 from protocol.values.requests import Append
-from recorder.format.records import Record
+from recorder.format.format import Record
 from recorder.read.reader import LogReader
 from recorder.storage.store import Store
 from replay.eval.evaluate import measure_log

@@ -41,12 +41,10 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from protocol.values.records import derive_id
-from recorder.format.errors import Unreadable
-from recorder.format.format import recording_id_of
-from recorder.format.records import Record
+from recorder.format.format import Record, Unreadable, recording_id_of
 from recorder.read.reader import LogReader
-from recorder.read.verify import verify
-from recorder.write.disk import is_held
+from recorder.repair import verify
+from recorder.write.files import is_held
 from replay.rerun.logic import replay
 from runtime import RUN
 from tests.live.servers import LiveServer, live_server

@@ -35,7 +35,7 @@ from protocol.values.limits import NS_PER_S, Mode
 from protocol.wire.dialects.shared import SESSION_RESUMABLE
 from recorder.read.reader import LogReader, read
 from recorder.read.scan import Damage, FileSource, Scanner
-from recorder.read.verify import verify
+from recorder.repair import verify
 from recorder.storage.store import Store
 from recorder.write import logfile
 from replay.rerun.logic import replay

@@ -31,7 +31,7 @@ from typing import Final
 import anyio
 
 from recorder.read.reader import RESTARTED, read
-from recorder.read.verify import verify
+from recorder.repair import verify
 from recorder.storage.store import Store
 from tests.live.servers import live_server
 from tests.live.test_worker import live_worker

@@ -41,8 +41,8 @@ import numpy as np
 from websockets.asyncio.client import connect
 
 from protocol.values import events as ev
+from recorder.format.format import Record
 from recorder.format.mapping import EVENT_KINDS, event_of
-from recorder.format.records import Record
 from recorder.read.reader import LogReader
 from recorder.storage.store import Store
 from replay.rerun.full import replay_fully

@@ -21,7 +21,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.trio.client import ClientConnection, connect
 
 from protocol.values import events as ev
-from recorder.write.disk import Disk
+from recorder.write.files import Disk
 from recorder.write.writer import Recorder
 from runtime.media.decoder import MediaDecoder
 from runtime.media.voices import VoiceLibrary

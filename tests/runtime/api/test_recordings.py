@@ -24,7 +24,7 @@ from websockets.sync.client import ClientConnection, connect
 from protocol.values.records import session_id_of
 from recorder.format.format import SUFFIX
 from recorder.read.reader import read
-from recorder.read.verify import verify
+from recorder.repair import verify
 from recorder.storage.store import INDEX_NAME, Store
 from runtime.access.keys import Key, change_key_file, hash_key
 from runtime.api.recordings import TAILS_PER_KEY_MAX, Recordings

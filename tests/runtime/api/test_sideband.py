@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from protocol.values.errors import FrameError
 from protocol.wire.audio import compress
 from protocol.wire.dialects.live import UNSUPPORTED
-from recorder.format.records import Record
+from recorder.format.format import Record
 from recorder.read.scan import Damage
 from runtime.api.sideband import Sideband, refused
 from tests.transcripts.reading import example, load_all

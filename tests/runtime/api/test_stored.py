@@ -14,9 +14,9 @@ from starlette.exceptions import HTTPException
 
 from protocol.values.records import session_id_of
 from recorder.format.format import SUFFIX
+from recorder.storage.listing import summarize
 from recorder.storage.remote import MissingError, StoreError
 from recorder.storage.store import Store
-from recorder.storage.summary import summarize
 from runtime import RUN
 from runtime.access.keys import Key, change_key_file, hash_key
 from runtime.api.requests import in_thread

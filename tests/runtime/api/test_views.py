@@ -11,7 +11,7 @@ import anyio
 import attrs
 import pytest
 
-from recorder.format.records import Fields, Record
+from recorder.format.format import Fields, Record
 from recorder.read.scan import Damage
 from runtime.access.keys import ANYONE, Key
 from runtime.access.middleware import PRINCIPAL

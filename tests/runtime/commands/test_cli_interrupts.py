@@ -17,7 +17,7 @@ from typing import Final
 import pytest
 import soundfile
 
-from recorder.read.verify import verify
+from recorder.repair import verify
 from runtime import RUN
 from tests.golden.logs import FOLDER
 from tests.network.peers import create, hear, peer

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.model import UnitResult
-from recorder.format.errors import RecordInvalid
+from recorder.format.format import RecordInvalid
 from runtime.link import messages
 from runtime.link.messages import (
     HEADER_BYTES_MAX,

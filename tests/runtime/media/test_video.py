@@ -15,8 +15,8 @@ from protocol.values.events import MediaDecoded
 from protocol.values.limits import VIDEO_BYTES_MAX, VIDEO_S_MAX
 from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES
 from recorder.format.encoding import RecordEncoder
+from recorder.format.format import Record
 from recorder.format.mapping import event_record
-from recorder.format.records import Record
 from runtime.media import video
 from runtime.media.values import Decoded, MediaError
 from runtime.media.video import PACKETS_MAX, STREAMS_MAX, read_video

@@ -15,8 +15,7 @@ from recorder.format.format import SUFFIX
 from recorder.repair import compact
 from recorder.storage.marks import marks_path
 from recorder.storage.remote import RemoteStore, StoreError
-from recorder.storage.retention import Retention
-from recorder.storage.store import LocalLog, Store
+from recorder.storage.store import LocalLog, Retention, Store
 from recorder.write.writer import Recorder
 from runtime.serve.retention import (
     ABANDONED_S,

@@ -16,7 +16,7 @@ from protocol.values import events as ev
 from protocol.values.errors import CLOSE_RESTART
 from protocol.values.model import Opened
 from recorder.read.reader import LogReader, read
-from recorder.read.verify import verify
+from recorder.repair import verify
 from recorder.storage.store import Store
 from recorder.write.writer import Recorder
 from replay.story.inspect import inspect

@@ -12,10 +12,10 @@ import pytest
 from protocol.machine.session import Session
 from protocol.values import events as ev
 from protocol.values.model import Unit
-from recorder.format.records import Record
+from recorder.format.format import Record
 from recorder.read.reader import LogReader, read
-from recorder.read.verify import verify
-from recorder.write.disk import Disk
+from recorder.repair import verify
+from recorder.write.files import Disk
 from recorder.write.log import SessionLog
 from replay.rerun.logic import replay
 from runtime.model.backends.scripted import Call, ScriptedBackend, Speaks, Step

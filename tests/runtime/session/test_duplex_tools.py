@@ -25,9 +25,8 @@ from protocol.values.limits import (
     TOOLS_MAX,
 )
 from protocol.values.model import Opened, Span, Unit, UnitInput
-from recorder.format.format import SUFFIX
-from recorder.format.records import Record
-from recorder.format.steps import steps
+from recorder.format.format import SUFFIX, Record
+from recorder.format.mapping import steps
 from recorder.read.reader import LogReader
 from replay.rerun.full import replay_fully
 from replay.rerun.logic import replay

@@ -13,8 +13,7 @@ import pytest
 from protocol.machine.session import Session
 from protocol.values.effects import Close, Effect, LeaveQueue, Send
 from protocol.values.events import ConnectionOpened, FrameReceived, SessionLimits
-from recorder.format.errors import LogFailed
-from recorder.format.records import Fields, Record
+from recorder.format.format import Fields, LogFailed, Record
 from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder, RecorderPolicy
 from runtime.net.limits import LARGE_BYTES_MIN

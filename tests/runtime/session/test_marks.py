@@ -16,10 +16,9 @@ import pytest
 from websockets.sync.client import ClientConnection, connect
 
 from protocol.values.events import DrainBegan
-from recorder.format.errors import LogFailed
-from recorder.format.records import Record
+from recorder.format.format import LogFailed, Record
 from recorder.read.reader import read
-from recorder.read.verify import verify
+from recorder.repair import verify
 from recorder.storage.store import Store
 from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder

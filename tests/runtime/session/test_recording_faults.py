@@ -16,8 +16,8 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from recorder.read.verify import verify
-from recorder.write.disk import Disk
+from recorder.repair import verify
+from recorder.write.files import Disk
 from recorder.write.writer import Recorder
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.session import journal

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from protocol.values.limits import NS_PER_S
 from protocol.values.records import session_id_of
 from protocol.values.state import State
-from recorder.storage.retention import RetentionStatistics
+from recorder.storage.store import RetentionStatistics
 from runtime.net.limits import Counters
 from runtime.slots.pool import PoolCounts
 from runtime.slots.workers import WorkersStatistics
