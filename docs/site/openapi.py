@@ -26,10 +26,7 @@ from runtime.telemetry.watching import SessionStatus
 
 from .staging import ROOT
 
-MODULES: Final = (
-    *("pages", "routes", "recordings", "marks", "voices"),
-    *("openai", "calls", "twilio"),
-)
+MODULES: Final = (*("pages", "routes", "recordings", "voices", "openai", "twilio"),)
 """Modules of `runtime/api` whose docstrings have addresses."""
 HEALTH: Final = {
     "GET /health": ("whether the server lives, and has a voice", "all"),

@@ -79,7 +79,8 @@ from protocol.values.limits import NS_PER_MS, NS_PER_S, OF_MODE
 from recorder.format.format import SUFFIX, Fields, Record
 from recorder.read.scan import Damage
 from recorder.write.files import new_file
-from runtime.measures.placing import RATE_HZ, Sound
+from runtime.measures.conversation import RATE_HZ
+from runtime.measures.talk import Sound
 
 from ..rerun.environment import model_of
 from ..shared import commands

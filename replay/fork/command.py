@@ -31,9 +31,9 @@ from recorder.storage.store import Store
 from recorder.write.files import new_file
 from recorder.write.log import OnFailure, SessionLog
 from recorder.write.writer import Recorder, RecorderPolicy
-from runtime.commands.interrupts import run
 from runtime.media.sound import AudioFileError, read_wav
 from runtime.model.backends.base import Backend, BackendInfo
+from runtime.net.process import run
 from runtime.session.journal import Journal
 from runtime.session.setup import Identity, SystemIdentities
 

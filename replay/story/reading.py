@@ -32,7 +32,7 @@ from recorder.format.format import Fields, Record
 from recorder.format.mapping import EVENT_KINDS, LoggedStep, MappingError, event_of
 from recorder.read.reader import RESTARTED
 from recorder.read.scan import Damage
-from runtime.measures.talk import CallStories, CallStory
+from runtime.measures.conversation import CallStories, CallStory
 
 from ..rerun.difference import label
 from ..rerun.logic import Replayer

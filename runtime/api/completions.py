@@ -25,7 +25,7 @@ from protocol.wire.audio import to_pcm16
 from protocol.wire.codec import STOCK_VOICES
 
 from ..net.http import CodedError, bad_request
-from .local_client import RETRY, LocalClient
+from .adapters import RETRY, LocalClient
 
 _GENERATION: Final[Mapping[str, str]] = {
     "temperature": "temperature",

@@ -33,7 +33,7 @@ from protocol.wire.audio import to_pcm16
 from protocol.wire.codec import parse_frame
 
 from ..media.speech_detector import SpeechDetector
-from .translated import dump
+from .adapters import dump
 
 HALF_DUPLEX_PATH: Final = "/ws/half_duplex/"
 TIMEOUT_S: Final = 300

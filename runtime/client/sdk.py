@@ -33,12 +33,11 @@ from protocol.values.requests import Init
 from protocol.values.state import Gate
 
 from .chat import ChatSession
-from .duplex import DuplexSession, Function
+from .duplex import DuplexSession, Function, TranscriptionSession
 from .errors import ClientError, LocalProtocolError, ReportedError, SessionClosedError
 from .resuming import RETRIES, RETRIES_MAX, OnConnection, backoff_s, may_pass
 from .session import ClientSession
 from .session import connect as connect_raw
-from .transcription import TranscriptionSession
 from .websocket import background
 
 Dialect = Literal["realtime", "duplex-v1", "legacy-duplex", "legacy-chat", "live"]

@@ -34,7 +34,7 @@ from ..client import terminal
 from ..client.resuming import Reconnected, Reconnecting
 from ..client.websocket import background
 from ..media.sound import AudioFileError, read_wav, write_wav
-from .interrupts import run
+from ..net.process import run
 from .talk_session import Devices, Happening, Observer, Plan, Tally, cut_units, talk
 
 # -- views -----------------------------------------------------------------------------------------

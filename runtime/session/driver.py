@@ -496,7 +496,8 @@ class Driver:
         if ErrorReport in map(type, session.peer.sent):
             self._errors += 1
         ready = self._journal.append_effects(session, event, effects)
-        self._perform(effects, ready, event.at_ns)
+        if effects:
+            self._perform(effects, ready, event.at_ns)
         if session.peer.is_closed:
             self._calls.stop_trying()
             self._decodes.cancel_all()

@@ -158,7 +158,8 @@ class Journal:
         recorded = step_records(session, event, effects, self._hashes)
         if urgent and session.is_resumable:
             self._note_frames(recorded)
-        self._append(event.at_ns, recorded, urgent=urgent)
+        self._note(event.at_ns, recorded)
+        self._hand_over(urgent=urgent)
         if self._log is None or not urgent:
             return ready_now
         return partial(self._written, self._log, self._seq - 1)

@@ -33,8 +33,7 @@ from ..net.connection import Connection, WebSocket
 from ..net.limits import LargeMessageLimiter
 from ..settings.settings import MIB, Settings
 from ..slots.admission import Admission, Refused
-from ..slots.pool import PoolCounts
-from ..slots.workers import Workers
+from ..slots.workers import PoolCounts, Workers
 from ..telemetry.logs import bound_session
 from ..telemetry.watching import SessionStatus, Telemetry
 from . import journal

@@ -36,7 +36,7 @@ from protocol.values.limits import NS_PER_S, OF_MODE, Mode
 from protocol.values.messages import QueuePlace
 
 from ..settings.settings import QUEUE_MAX
-from .pool import Lease, Pool
+from .workers import Lease, Pool
 
 QUEUE_REPORTED_MAX: Final = 8
 """In a longer queue only `refresh` reports its length: each arrival would be sent to all."""

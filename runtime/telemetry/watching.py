@@ -23,8 +23,7 @@ from recorder.storage.store import RetentionStatistics
 
 from ..net.limits import Counters
 from ..slots.admission import RunningTask
-from ..slots.pool import PoolCounts
-from ..slots.workers import WorkersStatistics
+from ..slots.workers import PoolCounts, WorkersStatistics
 
 if TYPE_CHECKING:
     from ..access.gate import Reason

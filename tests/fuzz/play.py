@@ -49,7 +49,7 @@ from runtime.serve.routing import Route, route
 from runtime.session.server import Server
 from runtime.session.setup import Arrival
 from runtime.settings.settings import Settings
-from runtime.telemetry.watchers import make_telemetry
+from runtime.telemetry.metrics import make_telemetry
 from runtime.telemetry.watching import ServerStatus
 from tests.fuzz.case import (
     MATERIAL_BYTES_MAX,

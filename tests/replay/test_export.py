@@ -30,7 +30,7 @@ from recorder.read.scan import Damage
 from replay.export import formats, timeline
 from replay.export.formats import FORMATS, NoDatasetError, export_command
 from replay.export.timeline import Note, Picture, Timeline, Words
-from runtime.measures.placing import HELD_UP_S_MAX, Sound
+from runtime.measures.talk import HELD_UP_S_MAX, Sound
 from runtime.model.backends.scripted import ScriptedBackend
 from tests.golden.logs import SAMPLE
 from tests.replay.exported import (

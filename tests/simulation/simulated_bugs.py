@@ -34,7 +34,7 @@ from runtime.session.journal import Journal
 from runtime.session.model_calls import LeasedSlot, ModelCalls, ModelEffect
 from runtime.session.peer import AttachedClient, Tokens, hash_of
 from runtime.slots.admission import Admission
-from runtime.slots.pool import Lease
+from runtime.slots.workers import Lease
 
 
 @attrs.frozen(kw_only=True)

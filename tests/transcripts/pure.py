@@ -30,7 +30,7 @@ from runtime.media.voices import VoiceLibrary
 from runtime.serve.routing import NotServedError, Route, route
 from runtime.settings.settings import MIB, Settings
 from runtime.slots.admission import Admission, Refused, Ticket
-from runtime.slots.pool import Lease, Pool
+from runtime.slots.workers import Lease, Pool
 from tests.sessions.identities import CountedIdentities
 from tests.transcripts.media import make_voices
 from tests.transcripts.model import PureModel

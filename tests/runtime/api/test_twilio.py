@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.values.frames import Received
-from runtime.api.translated import TranslatedWebSocket
+from runtime.api.adapters import TranslatedWebSocket
 from runtime.api.twilio import MARK_BYTES, PIECE_BYTES, Call, is_signed, signature_of
 from runtime.net.connection import OnMessages, WebSocketClosed
 

@@ -21,7 +21,7 @@ from runtime.slots.admission import (
     Refused,
     Ticket,
 )
-from runtime.slots.pool import Lease, Pool
+from runtime.slots.workers import Lease, Pool
 
 
 @attrs.define

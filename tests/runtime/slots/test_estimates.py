@@ -26,7 +26,7 @@ from runtime.slots.admission import (
     Refused,
     waits_ns,
 )
-from runtime.slots.pool import Lease, Pool
+from runtime.slots.workers import Lease, Pool
 
 MODES: Final[tuple[Mode, ...]] = ("video", "audio", "chat")
 

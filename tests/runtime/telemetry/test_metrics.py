@@ -22,8 +22,7 @@ from protocol.values.records import session_id_of
 from protocol.values.state import State
 from recorder.storage.store import RetentionStatistics
 from runtime.net.limits import Counters
-from runtime.slots.pool import PoolCounts
-from runtime.slots.workers import WorkersStatistics
+from runtime.slots.workers import PoolCounts, WorkersStatistics
 from runtime.telemetry import catalogue, metrics
 from runtime.telemetry.meters import DEADLINE_NS, Backlog, Instruments, ModeInstruments
 from runtime.telemetry.metrics import Counted, Metrics
