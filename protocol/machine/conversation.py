@@ -223,7 +223,8 @@ def first_settings(peer: Peer) -> OpenAISession:
 
 def whole(step: Step, item: Item) -> Item:
     """Have the parts of an item sent with their text, also where it is empty."""
-    parts = tuple(attrs.evolve(it, is_whole=step.behaves(WHOLE_PARTS)) for it in item.parts)
+    is_whole = step.behaves(WHOLE_PARTS)
+    parts = tuple(attrs.evolve(it, is_whole=is_whole) for it in item.parts)
     return attrs.evolve(item, parts=parts)
 
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from typing import Any, Final
 
 import attrs
@@ -65,6 +66,7 @@ class Step:
         opened: the session's first event: its ids, seed and limits.
         limits: the limits of the session; a fork has its own (`reopen`).
         do: appends an effect.
+        derive: makes an id from a prefix and a count, for this recording.
         is_forking: the model is to be brought to the past of another session.
         media: the number of the next `DecodeMedia`.
     """
@@ -76,9 +78,11 @@ class Step:
     media: int = 0
     limits: SessionLimits = attrs.field(init=False)
     do: Callable[[ef.Effect], None] = attrs.field(init=False)
+    derive: Callable[[str, int], str] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.limits, self.do = self.opened.limits, self.effects.append
+        self.derive = partial(derive_id, self.opened.recording_id)
 
     def reopen(self, opened: ev.ConnectionOpened) -> None:
         """Begin again, as the fork of a session."""
@@ -93,10 +97,6 @@ class Step:
         number, self.media = self.media, self.media + 1
         self.do(ef.DecodeMedia(media=number, kind=kind, data=data, **how))
         return number
-
-    def derive(self, prefix: str, number: int) -> str:
-        """Derive an id from the recording's id and a count."""
-        return derive_id(prefix, self.opened.recording_id, number)
 
 
 @attrs.define(eq=False)

@@ -90,7 +90,7 @@ class Live(DuplexKind):
     @property
     def samples_waiting(self) -> int:
         """Samples of the client's sound that no unit in the model has yet."""
-        return super().samples_waiting + self.sound.samples_waiting
+        return self.loop.input.samples_waiting + self.sound.samples_waiting
 
     def send_created(self, prompt_length: int = 0) -> None:
         """Tell the client that the session is set up, and what is in force."""

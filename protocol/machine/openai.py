@@ -104,7 +104,7 @@ class OpenAI(DuplexKind):
     @property
     def samples_waiting(self) -> int:
         """Samples of the client's sound that no unit in the model has yet."""
-        return super().samples_waiting + self.sound.samples_waiting
+        return self.loop.input.samples_waiting + self.sound.samples_waiting
 
     @property
     def gate(self) -> Gate:

@@ -523,15 +523,16 @@ class Reception:
 
     def _parse(self, reading: JudgedFrame, request: rq.Request) -> None:
         """Read the fields of a message that the session's state allows."""
+        context = self._context
         try:
-            message = reading.dialect.parse(request, reading.body, self._context)
+            message = reading.dialect.parse(request, reading.body, context)
         except FieldError as error:
             reading.refused = Refused(code=error.code, message=error.message)
             return
         reading.message = message
         if not isinstance(message, rq.CloseRequest | rq.Report | rq.Played):
             reading.refused = self._kind.refusal(message)
-        self._templates.learn(reading, self._context)
+        self._templates.learn(reading, context)
 
     def _body_of(self, event: FrameReceived) -> Json:
         """Read a frame as a JSON object; `FrameError` if it is not one."""

@@ -449,11 +449,11 @@ class Session:
         if isinstance(event, ev.ConnectionOpened):
             raise LocalProtocolError("the session is open already")
         self._begin_step(event.at_ns)
-        handler = _HANDLERS.get(type(event))
-        if handler is None:
-            self._hand_over(event)
-        else:
+        handler, method_of = _HANDLERS.get(type(event)), self.kind.handlers.get(type(event))
+        if handler is not None:
             handler(self, event)
+        elif method_of is not None:  # else it is stale
+            method_of(self.kind)(event)
         if not self.peer.is_closed:
             self.kind.watchdog.watch(event)
         return self._end_step()
@@ -507,12 +507,6 @@ class Session:
         effects = tuple(step.effects)
         step.effects.clear()
         return effects
-
-    def _hand_over(self, item: ev.Event | rq.ClientMessage) -> None:
-        """Hand an event or message to the kind; without a method for it, it is stale."""
-        method_of = self.kind.handlers.get(type(item))
-        if method_of is not None:
-            method_of(self.kind)(item)
 
     # -- what can be seen of it -----------------------------------------------------------------
 
@@ -618,8 +612,9 @@ class Session:
         if isinstance(event, ev.TurnDone | ev.TurnFailed):
             return True
         if isinstance(event, ev.FinalizeDone):
-            return self.counts["units"] % STATE_HASH_UNITS == 0
-        return isinstance(event, ev.ChunkDone) and self.counts["chunks"] % STATE_HASH_UNITS == 0
+            return self.kind.loop.counts["units"] % STATE_HASH_UNITS == 0
+        is_chunk = isinstance(event, ev.ChunkDone)
+        return is_chunk and self.kind.loop.counts["chunks"] % STATE_HASH_UNITS == 0
 
     # -- the queue and the slot -----------------------------------------------------------------
 
@@ -709,7 +704,9 @@ class Session:
         if not getattr(message, "record", True):
             kind.forget_recording()
         kind.peer.accepted = message
-        self._hand_over(message)
+        method_of = kind.handlers.get(type(message))
+        if method_of is not None:
+            method_of(kind)(message)
 
 
 _HANDLERS: Final[Mapping[type[ev.Event], Callable[[Session, Any], None]]] = {

@@ -182,7 +182,7 @@ NUMBERS: Final = frozenset({bool, int, float, type(None)})
 _SESSION_ID: Final = re.compile("sess_[0-9a-f]{12}")
 
 
-def derive_id(prefix: str, recording_id: str, counter: int) -> str:
+def derive_id(recording_id: str, prefix: str, counter: int) -> str:
     """Make an opaque id, `prefix` and 12 hex digits, from a recording and a counter."""
     text = f"{prefix}:{recording_id}:{counter}".encode()
     return f"{prefix}_{hashlib.blake2b(text, digest_size=6).hexdigest()}"
@@ -191,7 +191,7 @@ def derive_id(prefix: str, recording_id: str, counter: int) -> str:
 @lru_cache(maxsize=1024)
 def session_id_of(recording_id: str) -> str:
     """Return the session's id, the same in every dialect and in the server's log."""
-    return derive_id("sess", recording_id, 0)
+    return derive_id(recording_id, "sess", 0)
 
 
 def is_session_id(text: str) -> bool:

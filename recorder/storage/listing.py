@@ -112,7 +112,7 @@ class Summary:
         A 002 client's own name is not known here.
         """
         started = None if self.began_ms is None else f"rt_{self.began_ms}"
-        duplex = derive_id("duplex", self.recording_id, 0)
+        duplex = derive_id(self.recording_id, "duplex", 0)
         return name in {self.recording_id, self.session_id, started, duplex}
 
     @property

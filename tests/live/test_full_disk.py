@@ -126,7 +126,7 @@ class Caller:
         """Find its log."""
         name = self.created["session_id"]
         found = Store(folder).logs()
-        (path,) = (one.path for one in found if derive_id("sess", one.recording_id, 0) == name)
+        (path,) = (one.path for one in found if derive_id(one.recording_id, "sess", 0) == name)
         return path
 
 

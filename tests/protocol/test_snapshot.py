@@ -61,6 +61,7 @@ LEFT_OUT: Final = {
     "Part.is_whole": "it is of the session's behaviour",
     "Step.effects": "they are handed over after each step",
     "Step.do": "it appends to them",
+    "Step.derive": "it makes ids of the first event's recording",
     "Peer.session_kind": "it is of the kind, as the first event says",
     "Peer.has_event_ids": "the same",
     "Peer.is_omni": "the same",

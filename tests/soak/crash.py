@@ -251,7 +251,7 @@ class Log:
     @property
     def session_id(self) -> str:
         """What its client knows it by."""
-        return derive_id("sess", recording_id_of(self.path), 0)
+        return derive_id(recording_id_of(self.path), "sess", 0)
 
 
 @attrs.define
