@@ -23,7 +23,7 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (225, 1),
     "protocol": (13_339, 59),
     "recorder": (4_244, 20),
-    "runtime": (22_958, 109),
+    "runtime": (22_977, 109),
     "runtime/model": (9_921, 48),
     "replay": (10_640, 55),
 }
