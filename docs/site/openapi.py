@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hi
 
 import attrs
 
-from protocol.values.modes import MODES
+from protocol.values.limits import MODES
 from recorder.storage.listing import State, Summary
 from recorder.storage.marks import Mark
 from replay.rerun.report import EXIT_CODES

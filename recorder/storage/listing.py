@@ -30,7 +30,7 @@ from typing import Any, Final, Literal, TypeVar
 import attrs
 import orjson
 
-from protocol.values.digest import derive_id
+from protocol.values.records import derive_id
 
 from ..format.format import (
     BLOCK_BYTES,

@@ -26,9 +26,8 @@ from typing import Final, Literal, Self
 import attrs
 
 from protocol.values import events as ev
-from protocol.values.limits import NS_PER_MS
+from protocol.values.limits import NS_PER_MS, OF_MODE, Mode, Work
 from protocol.values.model import UNIT_SAMPLES, Unit, UnitResult
-from protocol.values.modes import OF_MODE, Mode, Work
 from recorder.format.format import Fields, Record
 from recorder.format.mapping import EVENT_KINDS
 from recorder.read.scan import Damage

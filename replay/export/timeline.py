@@ -40,12 +40,11 @@ from protocol.values import events as ev
 from protocol.values import messages as ms
 from protocol.values import model
 from protocol.values import openai as oa
-from protocol.values.limits import NS_PER_S
+from protocol.values.limits import NS_PER_S, OF_MODE
 from protocol.values.model import SAMPLE_BYTES, ToolCall, ToolResult
-from protocol.values.modes import OF_MODE
 from protocol.values.requests import Append, AppendSound, Ask, ClientMessage, See, TextPart
 from protocol.wire.audio import to_float32
-from protocol.wire.media import kind_of
+from protocol.wire.media import image_kind
 from recorder.format.format import Fields, Record
 from recorder.format.mapping import LoggedStep
 from recorder.read.scan import Damage
@@ -471,7 +470,7 @@ class Timeline:
                 self._show(request.jpeg, self._spoken_ns)
             case oa.CreateItem():
                 for picture in request.item.pictures:
-                    if kind_of(picture) == "JPEG":  # others are shown once they are decoded
+                    if image_kind(picture) == "JPEG":  # others are shown once they are decoded
                         self._show(picture)
             case Ask():
                 self._ask(request)

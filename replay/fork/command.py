@@ -22,8 +22,8 @@ from cattrs import unstructure
 from rich.console import RenderableType
 
 from protocol.values import events as ev
-from protocol.values.digest import digest, session_id_of
 from protocol.values.model import SAMPLE_BYTES
+from protocol.values.records import digest, session_id_of
 from recorder.format.format import Fields, RecorderError, Value
 from recorder.format.mapping import SCHEMA
 from recorder.read.reader import LogReader

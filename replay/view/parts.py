@@ -40,8 +40,8 @@ import simplejpeg
 import soundfile
 from numpy.typing import NDArray
 
-from protocol.values.digest import digest
 from protocol.values.model import SAMPLE_BYTES
+from protocol.values.records import digest
 from recorder.format.encoding import extract
 from recorder.format.format import FRAME_KINDS, Record, Value
 from runtime.measures.conversation import RATE_HZ, Voice

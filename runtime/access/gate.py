@@ -46,7 +46,7 @@ from typing import Final, Literal
 import anyio
 import attrs
 
-from protocol.values.modes import Mode
+from protocol.values.limits import Mode
 
 from ..net.http import error_body
 from ..settings.settings import Settings

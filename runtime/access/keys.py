@@ -66,7 +66,7 @@ import anyio.to_thread
 import attrs
 import orjson
 
-from protocol.values.modes import MODES, Mode
+from protocol.values.limits import MODES, Mode
 from recorder.write.files import Disk, new_file
 
 # -- keys as values --------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn, Protocol
 import anyio
 import orjson
 
-from protocol.values.utf8 import Received
+from protocol.values.frames import Received
 
 from ..net.connection import OnMessages, WebSocket, WebSocketClosed, deliver_received
 from ..net.http import CodedError

@@ -49,7 +49,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from protocol.values.errors import FieldError, FrameError
-from protocol.values.modes import Mode
+from protocol.values.limits import Mode
 from protocol.values.requests import Request as Asked
 from protocol.wire.audio import to_pcm16
 from protocol.wire.codec import Context, Fields, as_object, parse_frame

@@ -57,9 +57,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from protocol.values.digest import is_session_id, session_id_of
-from protocol.values.limits import MS_PER_S, NS_PER_MS
-from protocol.values.modes import MODES
+from protocol.values.limits import MODES, MS_PER_S, NS_PER_MS
+from protocol.values.records import is_session_id, session_id_of
 from protocol.wire.codec import Fields
 from recorder.format.format import SUFFIX
 from recorder.storage import marks

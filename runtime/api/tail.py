@@ -40,12 +40,12 @@ import pybase64
 
 from protocol.values.errors import ErrorCode, FieldError, FrameError
 from protocol.values.events import Forked
+from protocol.values.frames import Frame
 from protocol.values.limits import INPUT_ID_CHARS_MAX, MS_PER_S
 from protocol.values.messages import ErrorReport
 from protocol.values.model import SAMPLE16_BYTES, Coding
-from protocol.values.record_names import RECORD_NAMES
+from protocol.values.records import RECORD_NAMES
 from protocol.values.requests import AppendSound, Request
-from protocol.values.utf8 import Frame
 from protocol.wire.audio import LIVE_RATE_HZ, Resampler, to_pcm16
 from protocol.wire.codec import Context, Value, encode_base64, parse_frame
 from protocol.wire.dialects import LIVE, live, openai_shared

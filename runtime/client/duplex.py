@@ -53,11 +53,10 @@ from numpy.typing import NDArray
 
 from protocol.values import messages as ms
 from protocol.values.errors import CLOSE_NORMAL, ErrorCode
-from protocol.values.limits import APPEND_SAMPLES_MIN, FRAMES_MAX, INPUT_CHARS_MAX
-from protocol.values.live import LiveAnswer
+from protocol.values.limits import APPEND_SAMPLES_MIN, FRAMES_MAX, INPUT_CHARS_MAX, Mode
 from protocol.values.messages import Created, ErrorReport, TranscriptDelta, TranscriptDone
 from protocol.values.model import SAMPLE_BYTES, UNIT_SAMPLES, ToolCall, ToolResult
-from protocol.values.modes import Mode
+from protocol.values.openai import LiveAnswer
 from protocol.values.requests import Append, AppendSound, TellModel
 from protocol.values.state import Gate
 from protocol.wire.audio import to_pcm16

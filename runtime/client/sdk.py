@@ -26,9 +26,9 @@ import attrs
 
 from protocol.values import messages as ms
 from protocol.values.errors import ADMISSION_ERRORS
-from protocol.values.live import LiveSettings
+from protocol.values.limits import Mode
 from protocol.values.model import INPUT_RATE_HZ, Tool
-from protocol.values.modes import Mode
+from protocol.values.openai import LiveSettings
 from protocol.values.requests import Init
 from protocol.values.state import Gate
 

@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.text import Text
 
 from protocol.values import messages as ms
-from protocol.values.live import UserWords
+from protocol.values.limits import Mode
 from protocol.values.model import SAMPLE_BYTES
-from protocol.values.modes import Mode
+from protocol.values.openai import UserWords
 from protocol.wire.media import check_frame
 
 from ..client import terminal

@@ -22,7 +22,7 @@ from typing import Final, Literal
 
 import attrs
 
-from protocol.machine.tools import UNANSWERED
+from protocol.machine.input import UNANSWERED
 from protocol.values import events as ev
 from protocol.values import model
 from protocol.values.limits import MS_PER_S, NS_PER_S

@@ -60,9 +60,9 @@ from protocol.values.limits import (
     NS_PER_S,
     SPEECH_SILENCE_MS,
     SPEECH_THRESHOLD,
+    Mode,
 )
 from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES
-from protocol.values.modes import Mode
 from protocol.values.requests import Append, AppendSound, ClientMessage, Init
 from protocol.wire.audio import LIVE_RATE_HZ, expand, ratio_of, to_pcm16
 

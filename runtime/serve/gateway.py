@@ -32,9 +32,9 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from protocol.values import errors
+from protocol.values.frames import Frame, Received, Shortened
+from protocol.values.limits import MODES, OF_MODE, Mode
 from protocol.values.messages import ComeBack, EndReason, ErrorReport
-from protocol.values.modes import MODES, OF_MODE, Mode
-from protocol.values.utf8 import Frame, Received, Shortened
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects import LIVE, OMNI, OPENAI, OPENAI_TRANSCRIPTION, first_dialect
 from protocol.wire.dialects.omni import NOT_RESUMED, Return

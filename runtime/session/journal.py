@@ -33,7 +33,7 @@ import anyio.to_thread
 from protocol.machine.session import Session
 from protocol.values.effects import Attach, Close, Effect, Send
 from protocol.values.events import Event
-from protocol.values.utf8 import Frame
+from protocol.values.frames import Frame
 from recorder.format.format import Fields, LogDamaged, LogFailed, LogFull, Record, RecorderError
 from recorder.format.mapping import KINDS, Hashes, event_record, step_records
 from recorder.read.past import Past

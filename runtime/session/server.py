@@ -21,8 +21,8 @@ from anyio.abc import TaskGroup
 from protocol.machine.session import Session
 from protocol.values import events as ev
 from protocol.values.errors import REFUSALS, ErrorCode
+from protocol.values.limits import MODES, Mode
 from protocol.values.messages import ComeBack, EndReason
-from protocol.values.modes import MODES, Mode
 from recorder.format.format import Fields, RecorderError
 from recorder.storage.store import Store
 from recorder.write.log import SessionLog

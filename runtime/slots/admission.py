@@ -32,9 +32,8 @@ from typing import Final
 import attrs
 
 from protocol.values.errors import ErrorCode
-from protocol.values.limits import NS_PER_S
+from protocol.values.limits import NS_PER_S, OF_MODE, Mode
 from protocol.values.messages import QueuePlace
-from protocol.values.modes import OF_MODE, Mode
 
 from ..settings.settings import QUEUE_MAX
 from .workers import Lease, Pool

@@ -39,8 +39,8 @@ import anyio
 import attrs
 from anyio.abc import TaskGroup
 
-from protocol.values.digest import digest
 from protocol.values.errors import LocalProtocolError
+from protocol.values.records import digest
 
 from ..model.backends import base
 from ..settings.settings import TEXTS_MAX

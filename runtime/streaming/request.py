@@ -35,9 +35,8 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from protocol.values.errors import ErrorCode, LocalProtocolError
-from protocol.values.limits import NS_PER_S
+from protocol.values.limits import NS_PER_S, Mode
 from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES, UNIT_BYTES, Picture, Sound, Text
-from protocol.values.modes import Mode
 
 from ..model.backends import streams
 from ..model.backends.base import Backend, BackendError, BackendGone, BackendRefused, ContextFull

@@ -40,10 +40,9 @@ import orjson
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.limits import MS_PER_S, NS_PER_S
+from protocol.values.limits import MS_PER_S, NS_PER_S, OF_MODE, Mode, Work
 from protocol.values.messages import ServerMessage, Speech
 from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, UnitResult
-from protocol.values.modes import OF_MODE, Mode, Work
 from protocol.values.requests import AppendSound, ClientMessage
 from protocol.values.state import State
 from protocol.wire.codec import frame_bytes

@@ -31,11 +31,10 @@ from prometheus_client.utils import floatToGoString
 
 from protocol.machine.session import Connected, Session
 from protocol.values import events as ev
-from protocol.values.digest import session_id_of
 from protocol.values.effects import DropUnit, Effect, ForgetRecording
 from protocol.values.events import ConnectionOpened
-from protocol.values.limits import NS_PER_S
-from protocol.values.modes import Mode
+from protocol.values.limits import NS_PER_S, Mode
+from protocol.values.records import session_id_of
 from protocol.values.requests import ClientMessage
 from protocol.values.state import State
 from recorder.storage.store import Cause, RetentionStatistics

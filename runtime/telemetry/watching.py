@@ -15,8 +15,8 @@ import attrs
 from protocol.machine.session import Connected, Session
 from protocol.values.effects import Effect
 from protocol.values.events import ConnectionOpened, Event, FrameReceived
+from protocol.values.limits import OF_MODE, Mode
 from protocol.values.messages import EndReason, ServerMessage
-from protocol.values.modes import OF_MODE, Mode
 from protocol.values.requests import ClientMessage
 from protocol.values.state import State
 from recorder.storage.store import RetentionStatistics

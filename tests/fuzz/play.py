@@ -27,8 +27,8 @@ import anyio.lowlevel
 import attrs
 
 from protocol.values.effects import DecodeMedia
+from protocol.values.limits import MODES, OF_MODE, Mode
 from protocol.values.model import UNIT_SAMPLES, Unit
-from protocol.values.modes import MODES, OF_MODE, Mode
 from protocol.values.state import SessionKind
 from protocol.wire.codec import frame_bytes
 from recorder.write.writer import Recorder

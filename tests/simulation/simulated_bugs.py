@@ -18,10 +18,9 @@ import anyio
 import attrs
 
 from protocol.machine import session as session_module
+from protocol.machine.core import Peer as PeerPart
 from protocol.machine.core import Phase, Timers
-from protocol.machine.kind import Kind
-from protocol.machine.peer import Peer as PeerPart
-from protocol.machine.slot import Migration
+from protocol.machine.kind import Kind, Migration
 from protocol.machine.unit_loop import UnitLoop
 from protocol.values import effects as ef
 from protocol.values import events as ev

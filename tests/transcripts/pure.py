@@ -22,9 +22,8 @@ from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.errors import CLOSE_TRY_LATER, REFUSALS, ErrorCode
-from protocol.values.limits import NS_PER_S
+from protocol.values.limits import MODES, NS_PER_S, OF_MODE
 from protocol.values.messages import ErrorReport
-from protocol.values.modes import MODES, OF_MODE
 from runtime.media.decoder import MediaDecoder
 from runtime.media.speech_detector import SpeechDetector
 from runtime.media.voices import VoiceLibrary

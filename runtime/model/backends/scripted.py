@@ -21,7 +21,7 @@ import anyio
 import attrs
 
 from protocol.values import model as md
-from protocol.values.digest import digest
+from protocol.values.records import digest
 
 from . import base
 from . import scripted_chat as chats

@@ -15,9 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.values.limits import NS_PER_S
+from protocol.values.limits import NS_PER_S, Mode
 from protocol.values.messages import QueuePlace
-from protocol.values.modes import Mode
 from runtime.slots.admission import (
     SESSION_S_ASSUMED,
     SESSIONS_AVERAGED,
