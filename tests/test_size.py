@@ -23,7 +23,7 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (225, 1),
     "protocol": (13_323, 47),
     "recorder": (4_243, 20),
-    "runtime": (22_949, 109),
+    "runtime": (22_955, 108),
     "runtime/model": (9_921, 48),
     "replay": (10_616, 55),
 }
