@@ -11,7 +11,7 @@ import click
 
 from recorder.format.format import SUFFIX
 from recorder.storage.marks import marks_path, read_marks
-from runtime.commands.interrupts import run
+from runtime.net.process import run
 
 from .eval.evaluate import measure_log
 from .library import text

@@ -11,7 +11,7 @@ import pytest
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.record_names import RECORD_NAMES
+from protocol.values.records import RECORD_NAMES
 from recorder.format.format import SUFFIX, Record
 from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.read.scan import Damage

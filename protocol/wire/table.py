@@ -19,13 +19,19 @@ from typing import Any, ClassVar, Final, get_type_hints
 import attrs
 
 from ..values import behaviour
-from ..values.errors import ErrorCode, FieldError, LocalProtocolError, RemoteProtocolError
+from ..values.errors import (
+    ErrorCode,
+    FieldError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    invalid,
+    missing,
+)
+from ..values.limits import Mode
 from ..values.messages import ServerMessage
-from ..values.modes import Mode
 from ..values.requests import ClientMessage, Request
 from . import codec
-from .codec import Context, Json, Reading, Value, invalid
-from .kinds import Holds, Kind
+from .codec import Context, FieldType, Holds, Json, Reading, Value
 
 REQUIRED: Final = object()
 """As a default: the field is required."""
@@ -103,7 +109,7 @@ class Field(FieldColumns):
     """A field; without it, its attribute is `default`."""
 
     name: str
-    kind: Kind
+    kind: FieldType
     default: Any = REQUIRED
     names: tuple[str, ...] = attrs.field(init=False)
     attribute: str = attrs.field(init=False)
@@ -151,7 +157,7 @@ class Field(FieldColumns):
             return
         default = self.aside_in.get(mode, self.default) if self.aside_in else self.default
         if default is REQUIRED:
-            raise self._recoded(codec.missing(f"{at.path}.{self.name}"))
+            raise self._recoded(missing(f"{at.path}.{self.name}"))
         if self.attribute != DROPPED:
             at.values.setdefault(self._key(at), default)
 
@@ -217,24 +223,24 @@ class Field(FieldColumns):
         return put
 
 
-def optional(name: str, kind: Kind, attr: str | None = None, **more: Any) -> Field:
+def optional(name: str, kind: FieldType, attr: str | None = None, **more: Any) -> Field:
     """Make the row of a field that may be absent: its attribute is None then."""
     return Field(name, kind, None, attr=attr, omit=True, **more)
 
 
-def checked(name: str, kind: Kind, doc: str = "", **more: Any) -> Field:
+def checked(name: str, kind: FieldType, doc: str = "", **more: Any) -> Field:
     """Make the row of a field that is checked and not kept."""
     return Field(name, kind, None, attr=DROPPED, doc=doc, **more)
 
 
-def computed(name: str, kind: Kind, get: Callable[[Any], object], **more: Any) -> Field:
+def computed(name: str, kind: FieldType, get: Callable[[Any], object], **more: Any) -> Field:
     """Make the row of a field that is written from its message by `get`, and has no attribute."""
     return checked(name, kind, get=get, **more)
 
 
 def fixed(name: str, word: str) -> Field:
     """Make the row of a field that is always the same word."""
-    const = Kind(read=lambda value, _: value.text(), schema={"type": "string", "const": word})
+    const = FieldType(read=lambda value, _: value.text(), schema={"type": "string", "const": word})
     return computed(name, const, Constant(word), doc="Always this.")
 
 
@@ -288,7 +294,7 @@ class Object(Columns):
         """Read it and its fields; `FieldError` if it is absent and required, or wrong."""
         value, path = at.body.get(self.name), f"{at.path}.{self.name}"
         if value is None and self.is_required:
-            raise codec.missing(path)
+            raise missing(path)
         body = {} if value is None else codec.as_object(value, path)
         prefix = f"{at.prefix}{self.attr}." if self.attr else at.prefix
         at.below += self.shape.fill(Reading(body, path, prefix, at.context, at.values))
@@ -665,7 +671,7 @@ def walk(rows: Iterable[Row]) -> Iterator[Field | Object]:
                 yield from walk(table.shape.rows)
 
 
-def tables_in(kind: Kind) -> tuple[Table, ...]:
+def tables_in(kind: FieldType) -> tuple[Table, ...]:
     """List the tables of the objects that a value may be or contain."""
     match kind:
         case Items(item=item):
@@ -680,16 +686,16 @@ def tables_in(kind: Kind) -> tuple[Table, ...]:
 
 
 @attrs.frozen(kw_only=True)
-class Items(Kind):
+class Items(FieldType):
     """An array of `count_min` to `count_max` items."""
 
-    item: Kind
+    item: FieldType
     count_max: int
     count_min: int
 
 
 @attrs.frozen(kw_only=True)
-class Variants(Kind):
+class Variants(FieldType):
     """An object of several kinds: the value of its field `tag` selects the table of the others."""
 
     tag: str
@@ -697,21 +703,21 @@ class Variants(Kind):
 
 
 @attrs.frozen(kw_only=True)
-class One(Kind):
+class One(FieldType):
     """An object of an array, of one kind."""
 
     table: Table
 
 
 @attrs.frozen(kw_only=True)
-class Either(Kind):
+class Either(FieldType):
     """A string or an array."""
 
-    string: Kind
+    string: FieldType
     items: Items
 
 
-def items(item: Kind, count_max: int, count_min: int = 0) -> Items:
+def items(item: FieldType, count_max: int, count_min: int = 0) -> Items:
     """An array of `count_min` to `count_max` items, read as a tuple."""
 
     def read(value: Value, at: Reading) -> tuple[Any, ...]:
@@ -758,7 +764,7 @@ def variants(tag: str, *tables: Table, write: Callable[[Any], str] | None = None
         body = codec.as_object(value.value, value.path)
         path = f"{value.path}.{tag}"
         if body.get(tag) is None:
-            raise codec.missing(path)
+            raise missing(path)
         word = Value(path=path, value=body[tag]).choice(words)
         return by_word[word].parse_below(value, at)
 
@@ -771,7 +777,7 @@ def variants(tag: str, *tables: Table, write: Callable[[Any], str] | None = None
     )
 
 
-def either(string: Kind, array: Items, write: Callable[[Any], object]) -> Either:
+def either(string: FieldType, array: Items, write: Callable[[Any], object]) -> Either:
     """A string, or an array; both are read as the same."""
 
     def read(value: Value, at: Reading) -> Any:

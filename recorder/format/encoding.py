@@ -42,8 +42,8 @@ import orjson
 import pybase64
 
 from protocol.values.effects import DetectSpeech
-from protocol.values.record_names import RECORD_NAMES
-from protocol.values.utf8 import UTF8_BYTES_MAX, Utf8Text
+from protocol.values.frames import UTF8_BYTES_MAX, Utf8Text
+from protocol.values.records import RECORD_NAMES
 
 from . import format as layout
 

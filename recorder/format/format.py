@@ -28,7 +28,7 @@ Only `frame` of `rx` and `tx` is split; any long text is a blob, so that headers
 Logs are never rewritten when a kind's version (`RECORD_VERSIONS`) rises: records are upcast on
 reading, one version at a time, blobs resolved. Newer versions and unknown kinds are refused. An
 added field needs no upcast: it has a default, and is left out while it has it
-(`protocol.values.record_names`). A field that changes its meaning or is removed needs a conversion
+(`protocol.values.records`). A field that changes its meaning or is removed needs a conversion
 in `UPCASTS`. So far all records have version 1.
 
 The seek table is that of zstd's seekable format. Every zstd frame has an entry, including the
@@ -75,7 +75,7 @@ from typing import Any, Final, TypeAlias
 import attrs
 import numpy as np
 
-from protocol.values.utf8 import Utf8Text
+from protocol.values.frames import Utf8Text
 
 # -- errors ----------------------------------------------------------------------------------------
 

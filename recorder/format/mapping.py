@@ -14,7 +14,7 @@ sent frame verbatim (`tx`), others with bytes replaced by length and blake2b-128
 | `chunk` | `ChunkDone` |
 | `event`, `effect` | all others |
 
-Records have names of their own (`protocol.values.record_names`). A field that has its default is
+Records have names of their own (`protocol.values.records`). A field that has its default is
 left out.
 
 A server steps a log again to go on with it, to rebuild a model or to fork it, and so does a replay.
@@ -39,12 +39,11 @@ from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.behaviour import SNAPSHOT
-from protocol.values.digest import digest
 from protocol.values.effects import Effect
 from protocol.values.errors import ErrorCode, LocalProtocolError
 from protocol.values.events import Event
-from protocol.values.record_names import RECORD_FIELDS, RECORD_NAMES
-from protocol.values.utf8 import Frame, Utf8Text
+from protocol.values.frames import Frame, Utf8Text
+from protocol.values.records import RECORD_FIELDS, RECORD_NAMES, digest
 
 from .format import Fields, Record, Value
 

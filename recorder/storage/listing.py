@@ -30,7 +30,7 @@ from typing import Any, Final, Literal, TypeVar
 import attrs
 import orjson
 
-from protocol.values.digest import derive_id
+from protocol.values.records import derive_id
 
 from ..format import format as layout
 from ..read.reader import end_of_blocks, find_head, records_of, unit_index

@@ -38,7 +38,7 @@ from protocol.values.limits import NS_PER_S
 from recorder.format.format import Fields, RecorderError
 from recorder.read.reader import LogReader
 from recorder.read.scan import OpenSource
-from runtime.measures.measure import KINDS, SCALES, Measure, Ratio, Scores, Times, Total, Value
+from runtime.measures.conversation import KINDS, SCALES, Measure, Ratio, Scores, Times, Total, Value
 
 from ..shared.commands import Watch, reason, size_of, unwatched
 from ..shared.fields import below, typed

@@ -21,9 +21,9 @@ from typing import Final
 from cattrs import structure
 
 from protocol.values.limits import MS_PER_S, NS_PER_S, SPEECH_SILENCE_MS, SPEECH_THRESHOLD
-from runtime.measures import measure as at
-from runtime.measures.measure import Measure
-from runtime.measures.placing import JITTER_MS
+from runtime.measures import conversation as at
+from runtime.measures.conversation import Measure
+from runtime.measures.talk import JITTER_MS
 from runtime.media import speech_detector as sd
 from runtime.telemetry.meters import DEADLINE_NS
 

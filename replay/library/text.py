@@ -16,7 +16,7 @@ from rich.console import RenderableType
 
 from protocol.values.limits import MS_PER_S, NS_PER_S
 from recorder.format.format import SUFFIX
-from runtime.measures.talk import CallStory
+from runtime.measures.conversation import CallStory
 
 from ..rerun.difference import NOTHING, label, show
 from ..rerun.report import EXIT_CODES, Divergence, FullReport, Maker, Outcome, ReplayReport

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from protocol.values.errors import FieldError
 from protocol.values.model import SAMPLE_BYTES
 from protocol.wire import media
-from protocol.wire.codec import LOUDEST, looks_float32, looks_int16
+from protocol.wire.audio import LOUDEST, looks_float32, looks_int16
 from runtime.media.image import decode_image
 from runtime.media.values import MediaError
 

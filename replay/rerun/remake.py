@@ -19,7 +19,7 @@ import attrs
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.record_names import record_name
+from protocol.values.records import record_name
 from recorder.format.format import Fields, Record
 from recorder.format.mapping import SCHEMA, Hashes, advance, event_record, fin_fields, step_records
 from recorder.write.files import Disk

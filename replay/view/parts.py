@@ -17,7 +17,7 @@ numbers that JavaScript cannot hold are text.
 reach the browser; a repeated picture is named, not repeated; one that does not decode, or exceeds
 the bounds, is listed without its image. The log has the originals.
 
-**Sound** is placed by `runtime.measures.placing`; a gap that the jitter of a network made is
+**Sound** is placed by `runtime.measures.talk`; a gap that the jitter of a network made is
 silence. A gap begins a new piece; a long stretch is cut into pieces of `PIECE_S`, so that the page
 decodes only what it plays. Each begins with `lead` samples of the sound before, decoded and not
 played, since a decoder needs that long to settle (RFC 7845, 4.6). The model's pieces are made once
@@ -40,11 +40,12 @@ import simplejpeg
 import soundfile
 from numpy.typing import NDArray
 
-from protocol.values.digest import digest
 from protocol.values.model import SAMPLE_BYTES
+from protocol.values.records import digest
 from recorder.format.encoding import extract
 from recorder.format.format import FRAME_KINDS, Record, Value
-from runtime.measures.placing import JITTER_MS, RATE_HZ, Voice, time_of
+from runtime.measures.conversation import RATE_HZ, Voice
+from runtime.measures.talk import JITTER_MS, time_of
 from runtime.media.image import decode_jpeg
 from runtime.media.values import MediaError
 

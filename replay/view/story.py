@@ -25,9 +25,8 @@ from protocol.values import events as ev
 from recorder.format.format import Fields, Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage, OpenSource
-from runtime.measures.conversation import Turns
-from runtime.measures.measure import NEAR_TIE_LOGITS
-from runtime.measures.placing import VOICES, Sound, Span, Voice, ns_of, shared
+from runtime.measures.conversation import NEAR_TIE_LOGITS, VOICES, Span, Turns, Voice, ns_of, shared
+from runtime.measures.talk import Sound
 
 from ..diff import DiffReport, Parting, compare
 from ..eval.evaluate import own_values

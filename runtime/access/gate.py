@@ -15,7 +15,7 @@ How a client presents its key:
 - The password of HTTP Basic (RFC 7617), with any user name, for pages in a browser. The browser
   then sends it by itself, also for another site's page. So Basic is valid only for GET and HEAD,
   which change nothing here, not for requests within another site's page, and not on a WebSocket.
-- A client secret (`client_secrets`) in the place of a key: its client is its key's, without the
+- A client secret (`keys.ClientSecret`) in the place of a key: its client is its key's, without the
   scope `admin`, and only begins sessions. Without keys an invalid one is ignored, as a key is.
 
 Denials are counted by reason, and logged at a bounded rate:
@@ -46,12 +46,11 @@ from typing import Final, Literal
 import anyio
 import attrs
 
-from protocol.values.modes import Mode
+from protocol.values.limits import Mode
 
 from ..net.http import error_body
 from ..settings.settings import Settings
-from .client_secrets import ClientSecret, read_secret
-from .keys import ANYONE, Key, KeyRing
+from .keys import ANYONE, ClientSecret, Key, KeyRing, read_secret
 from .origins import Origins, flag_for, read_origins
 
 # -- credentials -----------------------------------------------------------------------------------

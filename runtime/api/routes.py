@@ -54,7 +54,7 @@ from ..slots.admission import TicketStatus
 from ..slots.workers import UnknownWorkerError, WorkersDifferError, WorkerStatus
 from ..telemetry.metrics import Metrics
 from ..telemetry.watching import ServerStatus, SessionStatus, session_json, status_json
-from .demo_pages import queue_of
+from .pages import queue_of
 from .requests import NotHere, read_body, read_text
 
 # -- workers ---------------------------------------------------------------------------------------

@@ -36,8 +36,8 @@ from ..media.sound import read_wav
 from ..model import models
 from ..model.backends.base import BackendError
 from ..model.engine.backend import BATCH_MAX, EngineBackend
+from ..net import process
 from ..settings.settings import DEVICES, DTYPES
-from . import interrupts
 from .demo import sample
 
 if TYPE_CHECKING:
@@ -586,7 +586,7 @@ def engine_command(
     except (models.ModelUnknownError, models.ModelUnusableError, BackendError) as error:
         raise BenchError(str(error)) from error
     runs, served = measure_engine(loaded, load, sessions, modes=modes, arrivals=arrivals)
-    rebuilt = interrupts.run(run_rebuilt, _backend(loaded, "batched"), load)
+    rebuilt = process.run(run_rebuilt, _backend(loaded, "batched"), load)
     keys = loaded.runner.llm.keys
     found = EngineBenchResult(
         machine=machine_facts(),
@@ -619,7 +619,7 @@ def measure_engine(
     """Measure a loaded model; return the runs, `counts` sessions first, and the number served."""
 
     def measure(case: Case, what: Load = load) -> EngineRun:
-        return interrupts.run(run_engine, _backend(model, case.mode), what, case)
+        return process.run(run_engine, _backend(model, case.mode), what, case)
 
     runs: list[EngineRun] = []
     served: list[Served] = []

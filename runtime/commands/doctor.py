@@ -3,6 +3,8 @@
 `examine` follows `load_backend`: the folder, its config, the headers of its weights, the tokenizer,
 the vocoder, the device, the memory. It goes on after a problem, and skips checks that need an
 earlier result.
+
+`antiphon dev quantize` saves what `antiphon serve --quantize` computes when it loads a model.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..model.models import ModelUnknownError, ModelUnusableError, explained, model_folder
-from ..net.memory import importing
+from ..net.process import importing
 from ..settings.settings import QUANTIZATIONS, Settings
 from ..settings.sources import loading_options
 
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
 
     from ..model.backends.minicpmo.config import ModelConfig
     from ..model.backends.minicpmo.device import MemoryPlan
-
 
 # -- the examination -------------------------------------------------------------------------------
 
@@ -391,3 +392,35 @@ def _parts(found: Diagnosis) -> Table:
     for part in found.parts:
         table.add_row(part.name, f"{part.parameters:,}", f"{part.weight_bytes / 1e6:.1f}")
     return table
+
+
+# -- antiphon dev quantize -------------------------------------------------------------------------
+
+
+@click.command("quantize")
+@click.argument("folder")
+@click.option(
+    "--to", "form", type=click.Choice(QUANTIZATIONS), required=True, help="As of --quantize."
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    help="The new folder; by default next to the old one, with the form behind its name.",
+)
+def quantize_command(folder: str, form: str, output: Path | None) -> None:
+    """Save a checkpoint with the linear layers of its language model quantised.
+
+    The new folder is in GPTQ's form and serves as `--quantize` does, with the same bytes, but loads
+    sooner. A shard of the weights must fit into memory.
+    """
+    with importing():
+        from ..model.backends.minicpmo.checkpoint import save_quantized
+
+    try:
+        source = model_folder(folder)
+        into = output or source.resolve().with_name(f"{source.resolve().name}-{form}")
+        with explained(source):
+            save_quantized(source, into, form)
+    except (ModelUnknownError, ModelUnusableError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(f"saved in {into}")

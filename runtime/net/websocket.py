@@ -67,8 +67,7 @@ from wsproto.frame_protocol import (
     XorMaskerSimple,
 )
 
-from protocol.values.digest import DIGEST_BYTES
-from protocol.values.utf8 import (
+from protocol.values.frames import (
     KEPT_CHARS,
     TEXT_BYTES_MIN,
     UTF8_BYTES_MAX,
@@ -76,6 +75,7 @@ from protocol.values.utf8 import (
     Shortened,
     Utf8Text,
 )
+from protocol.values.records import DIGEST_BYTES
 
 from .connection import OnMessages, WebSocketClosed, WebSocketStalled, deliver_received
 from .limits import FRAGMENT_BYTES_MIN, FRAGMENT_COST, UNCOUNTED_BYTES, Counters, RateLimiter, Share

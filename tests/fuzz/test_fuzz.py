@@ -13,7 +13,7 @@ import attrs
 import pytest
 from click.testing import CliRunner
 
-from protocol.values.modes import Mode
+from protocol.values.limits import Mode
 from protocol.values.state import SessionKind
 from protocol.wire.dialects import DIALECTS, MODES_OF
 from runtime.net.connection import WebSocket, deliver_received

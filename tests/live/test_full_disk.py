@@ -24,7 +24,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from protocol.values.digest import derive_id
+from protocol.values.records import derive_id
 from recorder.format.format import Record, Unreadable
 from recorder.read.reader import LogReader
 from recorder.repair import verify

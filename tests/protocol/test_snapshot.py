@@ -21,23 +21,27 @@ import attrs
 import pytest
 
 from protocol.machine.chat import ActiveTurn, PendingTurn
-from protocol.machine.conversation import Conversation
-from protocol.machine.core import Step
+from protocol.machine.conversation import Conversation, SoundPieces
+from protocol.machine.core import Peer, Step
 from protocol.machine.duplex import PendingInit
+from protocol.machine.input import ToolCalls
+from protocol.machine.kind import Migration
 from protocol.machine.omni import Omni
-from protocol.machine.peer import Peer
 from protocol.machine.session import Session
-from protocol.machine.slot import Migration
-from protocol.machine.sound import SoundPieces
-from protocol.machine.tools import ToolCalls
 from protocol.machine.unit_loop import UserSpeech
 from protocol.values import events as ev
-from protocol.values.live import LiveSettings
+from protocol.values.frames import Utf8Text
 from protocol.values.messages import Listen, Speech
 from protocol.values.model import Picture, Prefill, Sound, Text, Tool, ToolCall, ToolResult
 from protocol.values.omni import OmniSession
-from protocol.values.openai import Item, OpenAISession, Part, RealtimeResponse, Respond
-from protocol.values.utf8 import Utf8Text
+from protocol.values.openai import (
+    Item,
+    LiveSettings,
+    OpenAISession,
+    Part,
+    RealtimeResponse,
+    Respond,
+)
 from protocol.wire.dialects import LEGACY_CHAT
 from recorder.format.format import SUFFIX, Record
 from recorder.format.mapping import EVENT_KINDS, advance, event_of
@@ -280,8 +284,8 @@ RENAMED: Final = {
     "is_transcribed": "is_done_with",
 }
 REORDERED: Final = {
-    "peer.py": "Peer",
-    "slot.py": "Migration",
+    "core.py": "Peer",
+    "kind.py": "Migration",
     "unit_loop.py": "UnitLoop",
     "chat.py": "ActiveTurn",
     "transcription.py": "Utterance",

@@ -21,7 +21,7 @@ from replay.rerun import environment
 from replay.rerun.environment import ModelUnavailableError
 from replay.rerun.outputs import NEAR_TIE_DRAW_GAP, NEAR_TIE_MARGIN, is_near_tie
 from replay.shared.commands import unwatched
-from runtime.measures.measure import Ratio
+from runtime.measures.conversation import Ratio
 from runtime.model.backends.base import Backend, Choice
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step

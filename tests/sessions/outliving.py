@@ -20,7 +20,7 @@ import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
 
 from protocol.values import events as ev
-from protocol.values.digest import derive_id
+from protocol.values.records import derive_id
 from recorder.format.format import Record, recording_id_of
 from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.read.reader import LogReader

@@ -26,8 +26,8 @@ from typing import Any, Final, NoReturn
 from xml.parsers import expat
 
 from protocol.values.errors import FrameError
+from protocol.values.frames import count_keys
 from protocol.values.model import Tool, ToolCall
-from protocol.wire.strict import count_keys
 
 from .tool_calls import CallInvalid, written
 

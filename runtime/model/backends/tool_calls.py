@@ -15,9 +15,9 @@ from typing import Final
 import attrs
 
 from protocol.values.errors import FrameError
+from protocol.values.frames import count_keys
 from protocol.values.limits import SILENT_CHARS_MAX, TOOL_CHARS_MAX
 from protocol.values.model import CALLS_MAX, Span, Tool, ToolCall
-from protocol.wire.strict import count_keys
 
 BEGIN: Final = "<tool_call>"
 END: Final = "</tool_call>"

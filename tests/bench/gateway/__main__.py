@@ -12,8 +12,8 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from runtime.commands import interrupts
 from runtime.commands.bench import machine_facts, print_found, print_progress
+from runtime.net import process
 from tests.bench.gateway.child import GatewayBenchError
 from tests.bench.gateway.material import PATTERNS, Plan, make_plan
 from tests.bench.gateway.measure import GatewayResult, Row, Run, measure_gateway
@@ -67,7 +67,7 @@ def gateway_command(
         text = "the bench needs uvloop, for its yardstick: pip install uvloop"
         raise GatewayBenchError(text)
     plan = make_plan(names, sessions, is_recording=is_recording)
-    print_found(interrupts.run(_run, rounds, plan), show, as_json=as_json)
+    print_found(process.run(_run, rounds, plan), show, as_json=as_json)
 
 
 async def _run(rounds: int, plan: Plan) -> GatewayResult:

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F  # noqa: N812
 
-from runtime.commands.quantize import quantize_command
+from runtime.commands.doctor import quantize_command
 from runtime.model.backends.minicpmo import checkpoint
 from runtime.model.backends.minicpmo import quantized as module
 from runtime.model.backends.minicpmo.attention import Row, spans_of
