@@ -90,7 +90,7 @@ if TYPE_CHECKING:
     from replay.story.inspect import Inspection
     from replay.story.inspect import inspect as inspect_log
     from runtime.client.chat import Answer, ChatSession, called, message, returned, tool
-    from runtime.client.duplex import DuplexSession, Event
+    from runtime.client.duplex import DuplexSession, Event, TranscriptEvent, TranscriptionSession
     from runtime.client.errors import (
         AddressError,
         CannotConnectError,
@@ -107,7 +107,6 @@ if TYPE_CHECKING:
     from runtime.client.sdk import connect, transcribe
     from runtime.client.session import ClientSession
     from runtime.client.session import connect as connect_raw
-    from runtime.client.transcription import TranscriptEvent, TranscriptionSession
     from runtime.model.models import load_backend, load_backend_async
     from runtime.streaming import SamplingParams, Streaming, StreamingInput, StreamingOutput
 
@@ -136,7 +135,7 @@ _NAMES: Final[Mapping[str, str]] = MappingProxyType(
         "replay.rerun.report": "ReplayReport",
         "replay.story.inspect": "Inspection inspect:inspect_log",
         "runtime.client.chat": "Answer ChatSession called message returned tool",
-        "runtime.client.duplex": "DuplexSession Event",
+        "runtime.client.duplex": "DuplexSession Event TranscriptEvent TranscriptionSession",
         "runtime.client.errors": (
             "AddressError CannotConnectError ClientError HandshakeRejectedError LocalProtocolError "
             "RemoteProtocolError ReportedError SessionClosedError SessionRefusedError"
@@ -145,7 +144,6 @@ _NAMES: Final[Mapping[str, str]] = MappingProxyType(
         "runtime.client.resuming": "Reconnected Reconnecting",
         "runtime.client.sdk": "connect transcribe",
         "runtime.client.session": "ClientSession connect:connect_raw",
-        "runtime.client.transcription": "TranscriptEvent TranscriptionSession",
         "runtime.model.models": "load_backend load_backend_async",
         "runtime.streaming": "SamplingParams Streaming StreamingInput StreamingOutput",
     }

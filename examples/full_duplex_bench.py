@@ -39,8 +39,8 @@ from replay.assess.suite import MANIFEST, facts_in
 from replay.export.sound import to_pcm16
 from replay.export.timeline import Moment, Words
 from replay.rerun.folder import find_logs
-from runtime.measures.conversation import Turns
-from runtime.measures.placing import RATE_HZ, TICK_HZ, Sound, Voice
+from runtime.measures.conversation import RATE_HZ, TICK_HZ, Turns, Voice
+from runtime.measures.talk import Sound
 
 INPUT = "input.wav"
 OUTPUT = "output.wav"

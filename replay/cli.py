@@ -20,8 +20,8 @@ from rich.console import RenderableType
 from protocol.values.limits import MS_PER_S, NS_PER_S
 from recorder.format.format import SUFFIX
 from recorder.storage.marks import marks_path, read_marks
-from runtime.commands.interrupts import run
-from runtime.measures.talk import CallStory
+from runtime.measures.conversation import CallStory
+from runtime.net.process import run
 
 from .eval.evaluate import measure_log
 from .library.keep import SHOWN_MAX, damage_lines

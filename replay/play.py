@@ -33,9 +33,8 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from protocol.values import events as ev
 from protocol.values.errors import CLOSE_INTERNAL_ERROR
-from protocol.values.limits import NS_PER_S
-from protocol.values.modes import OF_MODE
-from protocol.values.utf8 import Shortened
+from protocol.values.frames import Shortened
+from protocol.values.limits import NS_PER_S, OF_MODE
 from recorder.format.format import Record, RecorderError
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage

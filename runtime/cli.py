@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import click
 from click.shell_completion import CompletionItem
 
-from .commands.interrupts import is_interrupt
+from .net.process import is_interrupt
 from .settings.extras import what_is_missing
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ GROUPS: Final[Mapping[str, Commands]] = MappingProxyType(
         "Serve": {
             "serve": ("runtime.serve.serve_command", "Serve a model over WebSockets."),
             "workers": ("runtime.cli", "Start, list, add and drain workers."),
-            "door": ("runtime.webrtc.command", "Let browsers talk by WebRTC."),
+            "door": ("runtime.webrtc.door", "Let browsers talk by WebRTC."),
             "keys": ("runtime.access.command", "Make, list and remove API keys."),
             "doctor": ("runtime.commands.doctor", "Check whether a model can be served here."),
             "demo": ("runtime.commands.demo", "Serve, talk, record and replay, in one command."),
@@ -67,9 +67,9 @@ GROUPS: Final[Mapping[str, Commands]] = MappingProxyType(
 WORKERS: Final[Commands] = MappingProxyType(
     {
         "start": ("runtime.worker.command", "Start a worker that serves a model."),
-        "list": ("runtime.commands.workers", "List the workers of a server."),
-        "add": ("runtime.commands.workers", "Connect a server to a worker."),
-        "drain": ("runtime.commands.workers", "Move a worker's sessions to others."),
+        "list": ("runtime.worker.command", "List the workers of a server."),
+        "add": ("runtime.worker.command", "Connect a server to a worker."),
+        "drain": ("runtime.worker.command", "Move a worker's sessions to others."),
     }
 )
 RECORDINGS: Final[Commands] = MappingProxyType(
@@ -170,7 +170,7 @@ class LazyGroup(click.Group):
         """Import a command; None for an unknown name; `UnusableError`."""
         if cmd_name not in self.named:
             return None
-        from .net.memory import importing
+        from .net.process import importing
 
         with importing(), _extras(ctx, cmd_name):
             module = import_module(self.named[cmd_name][0])

@@ -53,7 +53,7 @@ TRIO_ALLOWED: Final = frozenset(
     f"runtime/{name}.py"
     for name in (
         *("net/http", "net/link", "net/listener", "net/websocket"),
-        *("webrtc/arrivals", "webrtc/call", "webrtc/command", "webrtc/door", "webrtc/sound"),
+        *("webrtc/call", "webrtc/door", "webrtc/sound"),
     )
 )
 """Where a trio-websocket is held, or aiortc, which is asyncio's.

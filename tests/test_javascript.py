@@ -23,8 +23,7 @@ from websockets.sync.server import ServerConnection
 
 from protocol.wire.audio import to_pcm16 as to_live
 from protocol.wire.codec import encode_base64
-from runtime.client.duplex import UnitCutter
-from runtime.client.transcription import to_pcm16
+from runtime.client.duplex import UnitCutter, pcm16_of
 from tests.live.servers import live_server
 from tests.network.peers import JPEG, WAIT_S, create, end, hear, peer, refuse, report, say
 from tests.project.sampling import sample
@@ -124,7 +123,7 @@ def test_sound_is_rounded_as_in_python(samples: list[float]) -> None:
     """One client's words would be heard otherwise than the other's."""
     sound = np.array(samples, "<f4")
     commit = {"type": "input_audio_buffer.commit"}
-    append = {"type": "input_audio_buffer.append", "audio": encode_base64(to_pcm16(sound))}
+    append = {"type": "input_audio_buffer.append", "audio": encode_base64(pcm16_of(sound))}
     text = encode_base64(sound.tobytes())
     (_, *live) = json.loads(run("pcm16.mjs", text, "live"))
     cutter = UnitCutter()

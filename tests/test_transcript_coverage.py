@@ -18,7 +18,7 @@ from typing import Any, Final, get_args
 import pytest
 from jsonschema import Draft7Validator
 
-from protocol.machine import peer, reception
+from protocol.machine import core, reception
 from protocol.values import state
 from protocol.values.errors import CLOSE_MEANINGS
 from protocol.values.messages import EndReason
@@ -454,7 +454,7 @@ def test_every_row_of_the_state_tables_is_shown_by_a_transcript(
         return next_state(role, session_kind, state, trigger)
 
     monkeypatch.setattr(reception, "judge", judge_and_note)
-    monkeypatch.setattr(peer, "next_state", go_and_note)
+    monkeypatch.setattr(core, "next_state", go_and_note)
     for transcript in load_all():
         player = PurePlayer(transcript, tmp_path)
         player.play()

@@ -12,7 +12,7 @@ import pytest
 
 from protocol.machine.client import ClientConnection
 from protocol.values.behaviour import NEWEST
-from protocol.values.modes import Mode
+from protocol.values.limits import Mode
 from protocol.values.requests import ChooseModel, Commit
 from protocol.values.state import Gate, State
 from tests.transcripts.pure import PurePlayer

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hi
 
 import attrs
 
-from protocol.values.modes import MODES
+from protocol.values.limits import MODES
 from recorder.storage.listing import State, Summary
 from recorder.storage.marks import Mark
 from replay.rerun.report import EXIT_CODES
@@ -26,10 +26,7 @@ from runtime.telemetry.watching import SessionStatus
 
 from .staging import ROOT
 
-MODULES: Final = (
-    *("pages", "routes", "recordings", "marks", "voices"),
-    *("openai", "calls", "twilio"),
-)
+MODULES: Final = (*("pages", "routes", "recordings", "voices", "openai", "twilio"),)
 """Modules of `runtime/api` whose docstrings have addresses."""
 HEALTH: Final = {
     "GET /health": ("whether the server lives, and has a voice", "all"),

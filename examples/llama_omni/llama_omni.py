@@ -58,9 +58,9 @@ import orjson
 from llama_omni_link import OK, Address, Channel, Pong, gone, naming_server, request
 
 from protocol.values import model as md
-from protocol.values.digest import digest
 from protocol.values.errors import LocalProtocolError
 from protocol.values.limits import TURN_WAIT_S
+from protocol.values.records import digest
 from runtime.model.backends.base import (
     OPEN_PAUSE_S,
     OPEN_TRIES,

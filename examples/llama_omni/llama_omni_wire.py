@@ -21,8 +21,19 @@ import attrs
 
 from protocol.values import model as md
 from protocol.values.errors import ProtocolError
-from protocol.wire.codec import Fields, Value, dump_frame, encode_base64, parse_frame
-from protocol.wire.kinds import SPEECH, TEXT, choice, integer, number, text
+from protocol.wire.codec import (
+    SPEECH,
+    TEXT,
+    Fields,
+    Value,
+    choice,
+    dump_frame,
+    encode_base64,
+    integer,
+    number,
+    parse_frame,
+    text,
+)
 from protocol.wire.table import Field, Object, Table
 from runtime.model.backends.base import BackendError, BackendRefused
 

@@ -26,7 +26,7 @@ from contextlib import suppress
 from typing import Any, Final, TextIO
 
 from runtime import ERROR, RUN
-from runtime.link.address import TcpAddress
+from runtime.link.link import TcpAddress
 
 NOTE_S: Final = 30.0
 """Between two notes about one wait: a node that is started for a GPU takes minutes."""

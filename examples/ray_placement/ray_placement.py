@@ -33,9 +33,8 @@ from ray_driver import TLS_AUTHORITY, uses_tls
 
 from protocol.values.errors import LocalProtocolError
 from runtime.access.origins import read_authority
-from runtime.link.address import read_address
 from runtime.link.backend import WorkerBackend, connect
-from runtime.link.hello import read_token
+from runtime.link.link import read_address, read_token
 from runtime.model.backends.base import BackendError, BackendGone, BackendRefused
 from runtime.serve.placement import StderrLog, model_options, trusting
 from runtime.settings.settings import Settings, shown

@@ -31,10 +31,8 @@ from ..values.messages import Delta, EndReason, Metrics, Prefilled, QueueDone, R
 from ..values.model import CALLS_MAX, INPUT_RATE_HZ, SAMPLE_BYTES, ToolCall, ToolResult
 from ..values.openai import CancelResponse
 from ..values.state import Gate, SessionKind, State
-from .core import Call, Decode, Phase, Recording, Step, Timers, decode_voice
-from .kind import Handlers, Kind
-from .peer import Peer
-from .slot import Slot
+from .core import Call, Decode, Peer, Phase, Recording, Step, Timers, decode_voice
+from .kind import Handlers, Kind, Slot
 
 SECOND_BYTES: Final = INPUT_RATE_HZ * SAMPLE_BYTES
 VIDEO_SLICES: Final = 1

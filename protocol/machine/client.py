@@ -23,7 +23,7 @@ from ..values import messages as ms
 from ..values import requests as rq
 from ..values import state as states
 from ..values.errors import CLIENT_ERRORS, CLOSE_NORMAL, LocalProtocolError
-from ..values.modes import OF_MODE, Mode
+from ..values.limits import OF_MODE, Mode
 from ..values.state import Gate, Role, SessionKind, State
 from ..wire import dialects
 from ..wire.codec import parse_frame

@@ -22,15 +22,15 @@ from ..values import events as ev
 from ..values import openai as oa
 from ..values.behaviour import ENDS_SPEECH, LATE_FORMATS
 from ..values.errors import ErrorCode
+from ..values.frames import Refused
 from ..values.limits import MS_PER_S, NS_PER_S
 from ..values.messages import EndReason
 from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, rate_of
 from ..values.openai import Item
 from ..values.requests import AppendSound, ClientMessage, Commit
 from ..values.state import Gate, ModelChosen
-from ..values.utf8 import Refused
 from ..wire.audio import DOWN, HISTORY_BYTES, expand, resample, to_pcm16
-from . import sound as shared
+from . import conversation as shared
 from .kind import Handlers
 from .transcription import CHUNK_HANDLERS, ChunkKind, Utterance
 

@@ -28,20 +28,17 @@ from ..values import effects as ef
 from ..values import events as ev
 from ..values.behaviour import SENDS_USER_WORDS
 from ..values.errors import ErrorCode
+from ..values.frames import Refused
 from ..values.limits import UNIT_FRAMES_MAX
-from ..values.live import UserWords
 from ..values.messages import Interrupted, Listen, Paused, Resumed, Speech, ToolCalled, ToolsState
 from ..values.model import UNIT_BYTES, Opening, Tool, ToolResult, Voice
+from ..values.openai import UserWords
 from ..values.requests import Append, ClientMessage, Init, Interrupt, Pause, Resume, See, TellModel
 from ..values.state import BEGINNINGS, Gate, SessionKind
-from ..values.utf8 import Refused
 from ..wire.dialects import first_dialect
-from .core import Decode, Phase, Recording, Step, Timers, decode_voice
-from .input import Attachments, Input
-from .kind import Handlers, Kind
-from .peer import Peer
-from .slot import Migration, Slot
-from .tools import ToolCalls
+from .core import Decode, Peer, Phase, Recording, Step, Timers, decode_voice
+from .input import Attachments, Input, ToolCalls
+from .kind import Handlers, Kind, Migration, Slot
 from .unit_loop import Lockstep, UnitLoop, UserSpeech
 
 AT_REST: Final = frozenset({Phase.IDLE, Phase.FINALIZING, Phase.ROLLING_BACK})

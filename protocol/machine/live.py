@@ -20,25 +20,24 @@ from typing import Any, ClassVar, Final
 import attrs
 
 from ..values import events as ev
-from ..values import live as lv
 from ..values import openai as oa
 from ..values.errors import ErrorCode
+from ..values.frames import Refused
 from ..values.limits import INSTRUCTIONS_CHARS_MAX, MODEL_CHARS_SHOWN, MS_PER_S, USAGE_UNITS
 from ..values.messages import EndReason, Listen, Metrics, Speech, ToolCalled
 from ..values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, Tool, ToolResult
 from ..values.openai import as_prompt
 from ..values.requests import Append, AppendSound, ClientMessage, Init, VoiceName
-from ..values.utf8 import Refused
 from ..wire.audio import expand, to_pcm16
+from .conversation import SoundPieces
 from .duplex import DUPLEX_HANDLERS, DuplexKind
 from .kind import Handlers
-from .sound import SoundPieces
 
 SECOND_BYTES: Final = OUTPUT_RATE_HZ * SAMPLE_BYTES
 """Of the model's speech."""
-_EXPIRY: Final[Mapping[EndReason, lv.Notice]] = {
-    "timeout": lv.Notice(code="time_over", text="the session has lasted as long as a session may"),
-    "context_full": lv.Notice(code="context_full", text="the model's context is full"),
+_EXPIRY: Final[Mapping[EndReason, oa.Notice]] = {
+    "timeout": oa.Notice(code="time_over", text="the session has lasted as long as a session may"),
+    "context_full": oa.Notice(code="context_full", text="the model's context is full"),
 }
 """Why a session expires, which its end does not tell."""
 
@@ -63,9 +62,9 @@ class Live(DuplexKind):
         ev.MediaRejected: attrgetter("media_rejected"),
         Init: attrgetter("init"),
         AppendSound: attrgetter("append_sound"),
-        lv.Mute: attrgetter("mute"),
-        lv.Unmute: attrgetter("unmute"),
-        lv.Update: attrgetter("update"),
+        oa.Mute: attrgetter("mute"),
+        oa.Unmute: attrgetter("unmute"),
+        oa.Update: attrgetter("update"),
         ToolResult: attrgetter("loop.tools.returned"),
         oa.Respond: attrgetter("respond"),
         ev.Forked: attrgetter("setup.forked"),
@@ -73,7 +72,7 @@ class Live(DuplexKind):
     }
 
     sound: SoundPieces = attrs.field(init=False)
-    settings: lv.LiveSettings = attrs.Factory(lv.LiveSettings)
+    settings: oa.LiveSettings = attrs.Factory(oa.LiveSettings)
     instructions: str = ""
     voice: str = ""
     is_muted: bool = False
@@ -91,7 +90,7 @@ class Live(DuplexKind):
     @property
     def samples_waiting(self) -> int:
         """Samples of the client's sound that no unit in the model has yet."""
-        return super().samples_waiting + self.sound.samples_waiting
+        return self.loop.input.samples_waiting + self.sound.samples_waiting
 
     def send_created(self, prompt_length: int = 0) -> None:
         """Tell the client that the session is set up, and what is in force."""
@@ -101,14 +100,14 @@ class Live(DuplexKind):
         is_called = self.settings.tools and self.step.limits.duplex_tools
         if self.settings.delegation == "responses" and not is_called:
             text = "the model answers by itself: nothing is delegated"
-            self.peer.send(lv.Notice(code="nothing_delegated", text=text))
+            self.peer.send(oa.Notice(code="nothing_delegated", text=text))
         self._send_tools_notice(())
 
     def _send_tools_notice(self, before: Sequence[Tool]) -> None:
         """Say once that no tool is called, of those that are offered now."""
         if self.settings.tools and not (before or self.step.limits.duplex_tools):
             text = "tools are kept, and no call of them is made"
-            self.peer.send(lv.Notice(code="tools_not_called", text=text))
+            self.peer.send(oa.Notice(code="tools_not_called", text=text))
 
     def finish(self, reason: EndReason) -> None:
         """Tell why a session expires."""
@@ -146,12 +145,12 @@ class Live(DuplexKind):
         """Refuse an unknown model, and more text than a prompt may have."""
         known = ("", self.settings.model) if self.step.is_forking else self.step.limits.models
         match message:
-            case Init(live=lv.LiveSettings(history=history)) if (
+            case Init(live=oa.LiveSettings(history=history)) if (
                 len(as_prompt(message.instructions, history)) > INSTRUCTIONS_CHARS_MAX
             ):
                 text = f"$.session.input: with the instructions over {INSTRUCTIONS_CHARS_MAX}"
                 return Refused(code=ErrorCode.INVALID_PAYLOAD, message=f"{text} characters")
-            case Init(live=lv.LiveSettings(model=model)) if model not in known:
+            case Init(live=oa.LiveSettings(model=model)) if model not in known:
                 text = f"$.session.model: there is no model {model[:MODEL_CHARS_SHOWN]!r} here"
                 return Refused(code=ErrorCode.MODEL_NOT_FOUND, message=text)
             case ToolResult() | oa.Respond() if not self.step.limits.duplex_tools:
@@ -198,22 +197,22 @@ class Live(DuplexKind):
         self.sound.forget()
         self.is_muted = False
 
-    def mute(self, message: lv.Mute) -> None:
+    def mute(self, message: oa.Mute) -> None:
         """Hear silence from here on."""
         self.is_muted = True
-        self.peer.send(lv.Muted(client_event_id=message.event_id))
+        self.peer.send(oa.Muted(client_event_id=message.event_id))
 
-    def unmute(self, message: lv.Unmute) -> None:
+    def unmute(self, message: oa.Unmute) -> None:
         """Hear the client from here on."""
         self.is_muted = False
-        self.peer.send(lv.Unmuted(client_event_id=message.event_id))
+        self.peer.send(oa.Unmuted(client_event_id=message.event_id))
 
-    def update(self, message: lv.Update) -> None:
+    def update(self, message: oa.Update) -> None:
         """Take tools, and tell what is in force."""
         before = self.settings.tools
         if message.tools is not None:
             self._offer(message.tools)
-        self.peer.send(lv.Updated(live=self._in_force, client_event_id=message.event_id))
+        self.peer.send(oa.Updated(live=self._in_force, client_event_id=message.event_id))
         self._send_tools_notice(before)
 
     def respond(self, message: oa.Respond) -> None:
@@ -222,9 +221,9 @@ class Live(DuplexKind):
     # -- out ------------------------------------------------------------------------------------
 
     @property
-    def _in_force(self) -> lv.LiveSession:
+    def _in_force(self) -> oa.LiveSession:
         created_s = self.step.opened.created_ms // MS_PER_S
-        return lv.LiveSession(
+        return oa.LiveSession(
             id=self.peer.session_id,
             expires_at=created_s + self.step.limits.session_s,
             model=self.settings.model,
@@ -260,7 +259,7 @@ class Live(DuplexKind):
     def user_transcribed(self, event: ev.UserTranscribed) -> None:
         """Tell what the user said."""
         if self.peer.is_active and event.text:
-            words = lv.UserWords(text=event.text, start_ms=event.start_ms, end_ms=event.end_ms)
+            words = oa.UserWords(text=event.text, start_ms=event.start_ms, end_ms=event.end_ms)
             self.peer.send(words)
 
     def unit_undone(self) -> None:
@@ -296,10 +295,10 @@ class Live(DuplexKind):
         self.seconds += 1
         if self.seconds % USAGE_UNITS == 0:
             ratio = min(self.kv_length / self.step.limits.context_tokens, 1.0)
-            self.peer.send(lv.Usage(seconds=self.seconds, ratio=ratio))
+            self.peer.send(oa.Usage(seconds=self.seconds, ratio=ratio))
 
 
-def _inherited(settings: lv.LiveSettings, asked: lv.LiveSettings) -> lv.LiveSettings:
+def _inherited(settings: oa.LiveSettings, asked: oa.LiveSettings) -> oa.LiveSettings:
     """Return the settings of a session with those that a fork's client gave."""
     if asked.coding:
         settings = attrs.evolve(settings, coding=asked.coding, rate_hz=asked.rate_hz)

@@ -22,18 +22,17 @@ from ..values import events as ev
 from ..values import omni as om
 from ..values import openai as oa
 from ..values.errors import ErrorCode
+from ..values.frames import Refused
 from ..values.limits import ANSWER_UNITS, MS_PER_S, NS_PER_S
 from ..values.messages import EndReason, Listen, Metrics, Speech, ToolCalled
 from ..values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, UNIT_BYTES
 from ..values.openai import Item
 from ..values.requests import Append, ClientMessage, Init
 from ..values.state import Gate
-from ..values.utf8 import Refused
 from ..wire.dialects.omni import RESUMED
-from .conversation import Conversation
+from .conversation import AWAY_NS, SOUND_PARTS, Conversation, SoundPieces, no_model
 from .duplex import DUPLEX_HANDLERS, DuplexKind
 from .kind import Handlers
-from .sound import AWAY_NS, SOUND_PARTS, SoundPieces, no_model
 
 _FIXED: Final = "the model is set up already, and takes no other: leave it out"
 _PLACES: Final = {it: f".{it}" for it in ("instructions", "ref_audio", "tools")}

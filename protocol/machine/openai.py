@@ -28,15 +28,15 @@ from ..values import behaviour, limits
 from ..values import events as ev
 from ..values import openai as oa
 from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FrameError
+from ..values.frames import Refused
 from ..values.messages import EndReason, Listen, Speech, ToolCalled
 from ..values.model import OUTPUT_RATE_HZ, SAMPLE16_BYTES, SAMPLE_BYTES, rate_of
 from ..values.openai import Item
 from ..values.requests import Append, AppendSound, ClientMessage, Init, VoiceName
 from ..values.state import Gate
-from ..values.utf8 import Refused
 from ..wire.audio import expand
-from ..wire.kinds import STOCK_VOICES
-from . import sound as shared
+from ..wire.codec import STOCK_VOICES
+from . import conversation as shared
 from .conversation import UNHEARD, Conversation
 from .duplex import DUPLEX_HANDLERS, DuplexKind
 from .kind import Handlers
@@ -104,7 +104,7 @@ class OpenAI(DuplexKind):
     @property
     def samples_waiting(self) -> int:
         """Samples of the client's sound that no unit in the model has yet."""
-        return super().samples_waiting + self.sound.samples_waiting
+        return self.loop.input.samples_waiting + self.sound.samples_waiting
 
     @property
     def gate(self) -> Gate:

@@ -30,17 +30,15 @@ from ..values import effects as ef
 from ..values import events as ev
 from ..values.behaviour import ENDS_SPEECH, FORGETS_LOST
 from ..values.errors import ErrorCode
+from ..values.frames import Refused
 from ..values.limits import LAST_WORDS_S, MODEL_CHARS_SHOWN, NS_PER_S, UTTERANCES_PENDING_MAX
 from ..values.messages import EndReason, TranscriptDelta, TranscriptDone
 from ..values.model import SAMPLE16_BYTES, UNIT_BYTES, UNIT_SAMPLES, Chunk
 from ..values.requests import AppendSound, ChooseModel, ClientMessage, Commit
 from ..values.state import ModelChosen, SessionKind, State
-from ..values.utf8 import Refused
 from ..wire.audio import to_float32
-from .core import Call, Phase, Step, Timers
-from .kind import Handlers, Kind
-from .peer import Peer
-from .slot import Migration, Slot
+from .core import Call, Peer, Phase, Step, Timers
+from .kind import Handlers, Kind, Migration, Slot
 
 _TOO_MANY_UTTERANCES: Final = f"{UTTERANCES_PENDING_MAX} utterances wait, and no more may"
 SECOND_BYTES: Final = UNIT_SAMPLES * SAMPLE16_BYTES

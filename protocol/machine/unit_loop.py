@@ -29,11 +29,9 @@ from ..values.messages import EndReason, Listen, Metrics, Pending, Speech, ToolC
 from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, SAMPLE_BYTES, Unit, UnitResult
 from ..values.requests import Append
 from ..wire.audio import to_pcm16
-from .core import Call, Phase, Recording, Step
-from .input import Input, PendingUnit
-from .peer import Peer
-from .slot import MODEL_LOST, Migration, Slot
-from .tools import ToolCalls
+from .core import Call, Peer, Phase, Recording, Step
+from .input import Input, PendingUnit, ToolCalls
+from .kind import MODEL_LOST, Migration, Slot
 
 
 @attrs.define

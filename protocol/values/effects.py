@@ -11,8 +11,8 @@ from typing import Literal
 import attrs
 
 from .events import TimerName
+from .limits import Mode
 from .model import Chunk, Opening, Turn, Unit
-from .modes import Mode
 
 MediaKind = Literal["jpeg", "wav", "voice", "image", "audio", "video", "second"]
 """The kind of media to decode: a frame to be proven; reference audio; the reference audio of that

@@ -226,3 +226,13 @@ class FrameError(RemoteProtocolError):
         super().__init__(reason)
         self.close_code = close_code
         self.reason = reason
+
+
+def invalid(path: str, text: str) -> FieldError:
+    """Make the error for a wrong value."""
+    return FieldError(ErrorCode.INVALID_PAYLOAD, f"{path}: {text}")
+
+
+def missing(path: str) -> FieldError:
+    """Make the error for a missing required field."""
+    return FieldError(ErrorCode.MISSING_FIELD, f"{path}: required field is missing")

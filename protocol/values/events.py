@@ -16,10 +16,9 @@ import attrs
 
 from . import model
 from .errors import ErrorCode
-from .limits import IDLE_S, PAUSE_S, SOUND_BYTES_MAX, UNITS_PENDING_MAX
+from .frames import Frame, Shortened
+from .limits import IDLE_S, PAUSE_S, SOUND_BYTES_MAX, UNITS_PENDING_MAX, Mode
 from .messages import QueuePlace
-from .modes import Mode
-from .utf8 import Frame, Shortened
 
 Endpoint = Literal["realtime", "duplex", "chat", "live", "openai", "omni"]
 """The client's address: `/v1/realtime`, `/ws/duplex/{label}` (002), `/ws/chat` (004),

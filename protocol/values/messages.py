@@ -15,10 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ErrorCode
-from .live import LiveSession, Muted, Notice, Unmuted, Updated, Usage, UserWords
 from .model import OUTPUT_RATE_HZ, Coding, StopReason, ToolCall
 from .omni import OmniAnswer, OmniSession
-from .openai import OpenAIAnswer, OpenAISession
+from .openai import (
+    LiveSession,
+    Muted,
+    Notice,
+    OpenAIAnswer,
+    OpenAISession,
+    Unmuted,
+    Updated,
+    Usage,
+    UserWords,
+)
 
 RecordingState = Literal["on", "off", "failed"]
 ToolsState = Literal["", "called", "not_called"]

@@ -15,12 +15,11 @@ from enum import StrEnum
 import attrs
 
 from . import model as md
-from .live import LiveSettings
-from .live import Mute as Mute  # noqa: PLC0414 - a request
-from .live import Unmute as Unmute  # noqa: PLC0414 - a request
-from .live import Update as Update  # noqa: PLC0414 - a request
 from .omni import OmniRequest, OmniSettings
-from .openai import OpenAIRequest
+from .openai import LiveSettings, OpenAIRequest
+from .openai import Mute as Mute  # noqa: PLC0414 - a request
+from .openai import Unmute as Unmute  # noqa: PLC0414 - a request
+from .openai import Update as Update  # noqa: PLC0414 - a request
 
 
 class Request(StrEnum):

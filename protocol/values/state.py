@@ -29,10 +29,9 @@ from typing import Final
 
 from . import messages as ms
 from .errors import ErrorCode, LocalProtocolError, RemoteProtocolError
-from .live import LIVE_ANSWERS
-from .modes import OF_MODE, Mode
+from .limits import OF_MODE, Mode
 from .omni import ANSWERS as OMNI_ANSWERS
-from .openai import ANSWERS, Configured, InputStep, ItemStep
+from .openai import ANSWERS, LIVE_ANSWERS, Configured, InputStep, ItemStep
 from .requests import Request
 
 

@@ -1,6 +1,7 @@
 """Sound between the wire and the model: G.711, 16-bit and float32 samples, and other sample rates.
 
-All give the same bits on any machine.
+Samples are checked first, and what looks like another format is named. All conversions give the
+same bits on any machine.
 
 The filter is a polyphase FIR with integer taps. Sums of products of integers are exact in float64,
 in any order, so the result depends neither on the machine nor on how the sound was cut: blocks that
@@ -16,8 +17,9 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from ..values.errors import invalid
 from ..values.limits import NS_PER_S
-from ..values.model import G711_RATE_HZ, INPUT_RATE_HZ, SAMPLE16_BYTES, Coding
+from ..values.model import G711_RATE_HZ, INPUT_RATE_HZ, SAMPLE16_BYTES, SAMPLE_BYTES, Coding
 
 LIVE_RATE_HZ: Final = 24_000
 DOWN: Final = 3
@@ -198,3 +200,65 @@ def compress(pcm16: bytes, coding: Coding) -> bytes:
     if coding == "audio/pcm":
         return pcm16
     return _COMPRESSED[coding][np.frombuffer(pcm16, "<i2").astype(np.int64) + 32_768].tobytes()
+
+
+# -- samples of the right format ------------------------------------------------------------------
+
+
+def check_pcm(
+    path: str, pcm: bytes, samples_min: int, samples_max: int, *, compares: bool = False
+) -> bytes:
+    """Check float32 LE samples for number and finiteness, and return them.
+
+    `FieldError` names the count, or the index of the first sample that is not finite. `compares`:
+    samples that look like int16 are refused by that name.
+    """
+    if len(pcm) % SAMPLE_BYTES:
+        raise invalid(path, f"{len(pcm)} bytes, a multiple of {SAMPLE_BYTES} is needed (float32)")
+    samples = len(pcm) // SAMPLE_BYTES
+    if samples < samples_min:
+        are = "is" if samples_min == 1 else "are"
+        raise invalid(path, f"{samples} samples, at least {samples_min} {are} needed")
+    if samples > samples_max:
+        raise invalid(path, f"{samples} samples, at most {samples_max} are allowed")
+    values = np.frombuffer(pcm, dtype="<f4")
+    if compares and values.min() >= -LOUDEST and values.max() <= LOUDEST:  # so it is finite
+        return pcm
+    if compares and looks_int16(values):
+        raise invalid(path, "samples that look like int16, float32 are needed")
+    finite = np.isfinite(values)
+    if not finite.all():
+        raise invalid(path, f"sample {int(finite.argmin())} is not finite")
+    return pcm
+
+
+LOUDEST: Final = 1e5
+"""Float samples in the scale of int16 stay below; 1 is full scale."""
+_QUIETEST: Final = 1e-12
+"""Quieter float samples occur only at the end of a fade."""
+_COMPARED_MIN: Final = 64
+"""Samples that are not zero: fewer show nothing."""
+_COMPARED_BYTES: Final = 2048
+"""Of a piece of int16 samples: its beginning shows what they are."""
+_TOPS: Final = bytes([*range(0x33, 0x40), *range(0xB3, 0xC0)])
+"""The highest byte of float32 samples from 4e-8 to 2, of both signs."""
+
+
+def looks_int16(values: NDArray[np.float32]) -> bool:
+    """Whether most samples are far too loud or too quiet, as pairs of int16 samples would be."""
+    loud = np.abs(values[values != 0])
+    is_sound = (loud >= _QUIETEST) & (loud <= LOUDEST)
+    return len(loud) >= _COMPARED_MIN and int(is_sound.sum()) * 2 < len(loud)
+
+
+def looks_float32(pcm16: bytes) -> bool:
+    """Whether int16 samples are float32: every second one small, the others not like it."""
+    tops = pcm16[3:_COMPARED_BYTES:4]
+    if len(tops) < _COMPARED_MIN or len(tops.translate(None, _TOPS)) * 20 > len(tops):
+        return False
+    pairs = np.frombuffer(pcm16[: len(tops) * 4], "<i2").reshape(-1, 2).astype(np.int32)
+    return float(np.abs(pairs[:, 0] - pairs[:, 1]).mean()) > _FAR_APART
+
+
+_FAR_APART: Final = 4096
+"""Neighbours of int16 samples are nearer, in the mean; halves of float32 samples are not."""

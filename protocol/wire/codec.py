@@ -1,4 +1,4 @@
-"""Strict JSON, base64 and fields: from wire text to checked Python values and back.
+"""Strict JSON, base64 and the types of fields: from wire text to checked values and back.
 
 - A frame is one JSON object in a text frame, without duplicate keys, NaN, infinities or lone
   surrogates; anything else is a `FrameError` with a fixed reason, which closes the connection.
@@ -6,8 +6,11 @@
   number. An explicit null counts as absent, as JavaScript clients send it.
 - A `FieldError` names the path, the kind of the value and the limit. It may show a number or a
   length, never a client's text.
+- A `FieldType` reads a `Value`, or raises `FieldError`; it writes a value that it has read. It is
+  described in JSON Schema (draft 07), with its user content, which a client may want taken out of a
+  recording. It knows no message.
 
-JPEG and WAV files are checked in `protocol.wire.media`.
+JPEG and WAV files are checked in `protocol.wire.media`, samples in `protocol.wire.audio`.
 """
 
 from __future__ import annotations
@@ -18,18 +21,32 @@ from contextlib import suppress
 from typing import Any, Final, Literal, NoReturn, TypeVar
 
 import attrs
-import numpy as np
 import orjson
 import pybase64
-from numpy.typing import NDArray
 
-from ..values.behaviour import NEWEST
-from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
-from ..values.limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN, FRAME_BYTES_MAX
+from ..values import limits
+from ..values.behaviour import ANY_PICTURE, DATA_URLS, NEWEST, SOUND_FILES
+from ..values.errors import (
+    CLOSE_TOO_BIG,
+    ErrorCode,
+    FieldError,
+    FrameError,
+    LocalProtocolError,
+    invalid,
+)
+from ..values.frames import Frame, Utf8Text, count_keys, has_more, not_json, refuse_duplicates
+from ..values.limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN, FRAME_BYTES_MAX, Mode
 from ..values.model import SAMPLE16_BYTES, SAMPLE_BYTES, SlidingWindow
-from ..values.modes import Mode
-from ..values.utf8 import Frame, Utf8Text
-from .strict import count_keys, has_more, not_json, refuse_duplicates
+from ..values.requests import BadPicture, ReferenceAudio, Voice, VoiceName
+from .audio import check_pcm, looks_float32
+from .media import (
+    ImageKind,
+    check_frame,
+    check_image,
+    check_video,
+    image_kind,
+    read_reference_audio,
+)
 
 JSON_VALUES_MAX: Final = 65_536
 """Values a frame: no source's message has 100, and each costs 60 bytes or more once parsed, so
@@ -97,71 +114,7 @@ def encode_base64(data: bytes) -> str:
     return pybase64.b64encode_as_string(data)
 
 
-def check_pcm(
-    path: str, pcm: bytes, samples_min: int, samples_max: int, *, compares: bool = False
-) -> bytes:
-    """Check float32 LE samples for number and finiteness, and return them.
-
-    `FieldError` names the count, or the index of the first sample that is not finite. `compares`:
-    samples that look like int16 are refused by that name.
-    """
-    if len(pcm) % SAMPLE_BYTES:
-        raise invalid(path, f"{len(pcm)} bytes, a multiple of {SAMPLE_BYTES} is needed (float32)")
-    samples = len(pcm) // SAMPLE_BYTES
-    if samples < samples_min:
-        are = "is" if samples_min == 1 else "are"
-        raise invalid(path, f"{samples} samples, at least {samples_min} {are} needed")
-    if samples > samples_max:
-        raise invalid(path, f"{samples} samples, at most {samples_max} are allowed")
-    values = np.frombuffer(pcm, dtype="<f4")
-    if compares and values.min() >= -LOUDEST and values.max() <= LOUDEST:  # so it is finite
-        return pcm
-    if compares and looks_int16(values):
-        raise invalid(path, "samples that look like int16, float32 are needed")
-    finite = np.isfinite(values)
-    if not finite.all():
-        raise invalid(path, f"sample {int(finite.argmin())} is not finite")
-    return pcm
-
-
-LOUDEST: Final = 1e5
-"""Float samples in the scale of int16 stay below; 1 is full scale."""
-_QUIETEST: Final = 1e-12
-"""Quieter float samples occur only at the end of a fade."""
-_COMPARED_MIN: Final = 64
-"""Samples that are not zero: fewer show nothing."""
-_COMPARED_BYTES: Final = 2048
-"""Of a piece of int16 samples: its beginning shows what they are."""
-_TOPS: Final = bytes([*range(0x33, 0x40), *range(0xB3, 0xC0)])
-"""The highest byte of float32 samples from 4e-8 to 2, of both signs."""
-
-
-def looks_int16(values: NDArray[np.float32]) -> bool:
-    """Whether most samples are far too loud or too quiet, as pairs of int16 samples would be."""
-    loud = np.abs(values[values != 0])
-    is_sound = (loud >= _QUIETEST) & (loud <= LOUDEST)
-    return len(loud) >= _COMPARED_MIN and int(is_sound.sum()) * 2 < len(loud)
-
-
-def looks_float32(pcm16: bytes) -> bool:
-    """Whether int16 samples are float32: every second one small, the others not like it."""
-    tops = pcm16[3:_COMPARED_BYTES:4]
-    if len(tops) < _COMPARED_MIN or len(tops.translate(None, _TOPS)) * 20 > len(tops):
-        return False
-    pairs = np.frombuffer(pcm16[: len(tops) * 4], "<i2").reshape(-1, 2).astype(np.int32)
-    return float(np.abs(pairs[:, 0] - pairs[:, 1]).mean()) > _FAR_APART
-
-
-_FAR_APART: Final = 4096
-"""Neighbours of int16 samples are nearer, in the mean; halves of float32 samples are not."""
-
-
 # -- fields -------------------------------------------------------------------------------------
-
-
-def invalid(path: str, text: str) -> FieldError:
-    """Make the error for a wrong value."""
-    return FieldError(ErrorCode.INVALID_PAYLOAD, f"{path}: {text}")
 
 
 def kind_of(value: object) -> str:
@@ -367,13 +320,340 @@ class Reading:
     below: list[str] = attrs.Factory(list)
 
 
-def missing(path: str) -> FieldError:
-    """Make the error for a missing required field."""
-    return FieldError(ErrorCode.MISSING_FIELD, f"{path}: required field is missing")
-
-
 def as_object(value: object, path: str) -> Json:
     """Return a value that is an object; else `FieldError`."""
     if not isinstance(value, dict):
         raise invalid(path, f"{kind_of(value)}, an object is needed")
     return value
+
+
+# -- the types of a field -----------------------------------------------------------------------
+
+Schema = dict[str, Any]
+"""A piece of JSON Schema."""
+VOICE_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+"""A voice's name can be no path and no hidden file, on any system."""
+
+
+@attrs.frozen
+class Holds:
+    """The user content of a value.
+
+    `form` is the value's: base64 of samples, of a WAV or samples, of a picture, of a video; text.
+    `pattern` is that of a name, if others are refused.
+    """
+
+    kind: Literal["audio", "video", "image", "voice", "prompt", "text", "name"]
+    form: Literal["pcm", "sound", "picture", "video", "words", "name"]
+    pattern: re.Pattern[str] | None = None
+
+
+IMAGE_URL_HEADS: Final[Mapping[ImageKind, str]] = {
+    "JPEG": "data:image/jpeg;base64,",
+    "PNG": "data:image/png;base64,",
+    "WebP": "data:image/webp;base64,",
+}
+"""By kind: how a data URL of a picture begins."""
+SPOKEN: Final = Holds("audio", "pcm")
+SEEN: Final = Holds("video", "picture")
+PICTURED: Final = Holds("image", "picture")
+VOICE_SOUND: Final = Holds("voice", "sound")
+VOICE_NAMED: Final = Holds("voice", "name", VOICE_NAME)
+PROMPTED: Final = Holds("prompt", "words")
+USER_TEXT: Final = Holds("text", "words")
+NAMED: Final = Holds("name", "name")
+
+
+@attrs.frozen(kw_only=True)
+class FieldType:
+    """The type of a field: how its value is read, written and described.
+
+    Attributes:
+        write: converts a value for writing; None writes it unchanged.
+        holds: its user content; None for a number, a switch, or a word of the protocol.
+        cls: the class of the value, if its docstring adds to the description.
+    """
+
+    read: Callable[[Value, Reading], Any]
+    schema: Schema
+    write: Callable[[Any], object] | None = None
+    holds: Holds | None = None
+    cls: type | None = None
+
+
+# -- text, switches and numbers -----------------------------------------------------------------
+
+
+def text(
+    chars_max: int | None = None, chars_min: int = 0, *, holds: Holds | None = None
+) -> FieldType:
+    """A string of `chars_min` to `chars_max` characters."""
+    schema: Schema = {"type": "string"}
+    if chars_min:
+        schema["minLength"] = chars_min
+    if chars_max is not None:
+        schema["maxLength"] = chars_max
+    return FieldType(
+        read=lambda value, _: value.text(chars_max, chars_min), schema=schema, holds=holds
+    )
+
+
+def choice(options: tuple[str, ...]) -> FieldType:
+    """A string that is one of several."""
+    schema = {"type": "string", "enum": [str(option) for option in options]}
+    return FieldType(read=lambda value, _: value.choice(options), schema=schema)
+
+
+def word_of(words: Mapping[str, Any], write: Callable[[Any], str] | None = None) -> FieldType:
+    """A word that stands for a value."""
+    options = tuple(words)
+    return FieldType(
+        read=lambda value, _: words[value.choice(options)],
+        write=write,
+        schema=choice(options).schema,
+    )
+
+
+def integer(low: int = 0, high: int | None = None) -> FieldType:
+    """An integer from `low` up to `high`, both included."""
+    schema: Schema = {"type": "integer", "minimum": low}
+    if high is not None:
+        schema["maximum"] = high
+    if low == high:
+        schema = {"type": "integer", "const": low}
+    return FieldType(read=lambda value, _: value.integer(low, high), schema=schema)
+
+
+def number(low: float, high: float, open_low: Literal["", "above "] = "") -> FieldType:
+    """A number from `low` up to `high`; `open_low="above "` leaves `low` itself out."""
+    below = "exclusiveMinimum" if open_low else "minimum"
+    schema: Schema = {"type": "number", below: low, "maximum": high}
+    if low == high:
+        schema = {"type": "number", "const": low}
+    return FieldType(read=lambda value, _: value.number(low, high, open_low), schema=schema)
+
+
+def because(kind: FieldType, why: str) -> FieldType:
+    """A kind that ends its errors with the reason for its limit."""
+
+    def read(value: Value, at: Reading) -> Any:
+        try:
+            return kind.read(value, at)
+        except FieldError as error:
+            raise FieldError(error.code, f"{error.message}: {why}") from None
+
+    return attrs.evolve(kind, read=read)
+
+
+def or_null(kind: FieldType) -> FieldType:
+    """A kind that writes null for an empty value."""
+    write = kind.write
+    return attrs.evolve(
+        kind,
+        write=lambda value: (write(value) if write else value) or None,
+        schema={**kind.schema, "type": [kind.schema["type"], "null"]},
+    )
+
+
+def always(value: float | bool) -> FieldType:
+    """A constant that the server sends and no client reads."""
+    name = "boolean" if isinstance(value, bool) else "number"
+    return FieldType(read=lambda found, _: found.value, schema={"type": name, "const": value})
+
+
+OBJECT: Final = FieldType(
+    read=lambda value, _: as_object(value.value, value.path),
+    write=lambda _: {},
+    schema={"type": "object", "properties": {}},
+)
+"""An object without meaning in its fields; it is written empty."""
+TEXT: Final = text()
+FLAG: Final = FieldType(read=lambda value, _: value.flag(), schema={"type": "boolean"})
+INTEGER: Final = integer()
+
+# -- sound and files ----------------------------------------------------------------------------
+
+FLOAT32: Final = "float32 PCM"
+"""Raw samples have no media type of their own."""
+PCM16: Final = "int16 PCM"
+
+
+def base64_of(*media: str, **more: object) -> Schema:
+    """Describe base64 by the media that it may hold."""
+    schema: Schema = {"type": "string", "contentEncoding": "base64", **more}
+    schema["x-antiphon-media"] = list(media)
+    if len(media) == 1 and "/" in media[0]:
+        schema["contentMediaType"] = media[0]
+    return schema
+
+
+def _chars(count: int) -> int:
+    return (count + 2) // 3 * 4
+
+
+def binary(value: Value, at: Reading, *, line_breaks: bool = False) -> bytes:
+    """Read base64 of media, also in a data URL."""
+    return value.binary(line_breaks=line_breaks, data_url=at.context.behaves(DATA_URLS))
+
+
+def input_sound(samples_min: int) -> FieldType:
+    """Base64 of float32 LE samples, `samples_min` to `APPEND_SAMPLES_MAX`."""
+
+    def read(value: Value, at: Reading) -> bytes:
+        return check_pcm(
+            value.path,
+            binary(value, at),
+            samples_min,
+            limits.APPEND_SAMPLES_MAX,
+            compares=at.context.behaves(SOUND_FILES),
+        )
+
+    lengths = {
+        "maxLength": _chars(limits.APPEND_SAMPLES_MAX * SAMPLE_BYTES),
+        "minLength": _chars(samples_min * SAMPLE_BYTES),
+    }
+    schema = base64_of(FLOAT32, **lengths)
+    return FieldType(read=read, write=encode_base64, schema=schema, holds=SPOKEN)
+
+
+def _sound16(value: Value, at: Reading) -> bytes:
+    pcm16 = value.check_pcm16(binary(value, at, line_breaks=True))
+    if at.context.behaves(SOUND_FILES) and looks_float32(pcm16):
+        raise invalid(value.path, "samples that look like float32, int16 are needed")
+    return pcm16
+
+
+SOUND16: Final = FieldType(
+    read=_sound16,
+    write=encode_base64,
+    schema=base64_of(PCM16, minLength=_chars(SAMPLE16_BYTES)),
+    holds=SPOKEN,
+)
+
+
+def _piece(value: Value, at: Reading) -> bytes:
+    data = binary(value, at)
+    if not data:
+        raise invalid(value.path, "no samples, at least 1 is needed")
+    return data
+
+
+PIECE: Final = FieldType(
+    read=_piece, write=encode_base64, schema=base64_of(PCM16, minLength=_chars(1)), holds=SPOKEN
+)
+"""Sound in the format of its session, which knows whether it is whole samples."""
+SPEECH: Final = FieldType(
+    read=lambda value, _: value.pcm(samples_min=0, samples_max=limits.FRAME_BYTES_MAX),
+    write=encode_base64,
+    schema=base64_of(FLOAT32),
+)
+"""Output audio: base64 of float32 LE 24 kHz mono, of any length (000, first and last)."""
+
+
+def _frame(value: Value, at: Reading) -> bytes:
+    data = binary(value, at)
+    check_frame(value.path, data, None if at.context.behaves(ANY_PICTURE) else "JPEG")
+    return data
+
+
+def _frame_or_none(value: Value, at: Reading) -> bytes | BadPicture:
+    try:
+        return _frame(value, at)
+    except FieldError as error:
+        if not at.context.behaves(ANY_PICTURE):
+            raise
+        return BadPicture(reason=error.message)
+
+
+def _image_url(value: Value, _: Reading) -> bytes:
+    url = value.value if isinstance(value.value, str) else ""
+    for kind, head in IMAGE_URL_HEADS.items():
+        if url.startswith(head):
+            data = Value(path=value.path, value=url.removeprefix(head)).binary()
+            check_frame(value.path, data, kind)
+            return data
+    text = "only a JPEG, PNG or WebP is taken here"
+    raise invalid(value.path, f"{text}: {IMAGE_URL_HEADS['JPEG']}...")
+
+
+def _write_image_url(data: bytes) -> str | None:
+    return IMAGE_URL_HEADS[image_kind(data) or "JPEG"] + encode_base64(data) if data else None
+
+
+PICTURES: Final = ("image/jpeg", "image/png", "image/webp")
+FRAME: Final = FieldType(read=_frame, write=encode_base64, schema=base64_of(*PICTURES), holds=SEEN)
+"""A picture of a duplex session."""
+FRAME_OF_SEVERAL: Final = attrs.evolve(FRAME, read=_frame_or_none)
+"""The same next to sound, which is taken if the picture is not."""
+IMAGE_URL: Final = FieldType(
+    read=_image_url,
+    write=_write_image_url,
+    schema={"type": "string", "pattern": f"^({'|'.join(IMAGE_URL_HEADS.values())})"},
+    holds=PICTURED,
+)
+"""A picture of a live conversation, as a data URL."""
+
+
+def _file(check: Callable[[str, bytes], object], holds: Holds, *media: str) -> FieldType:
+    """Base64 of a file whose head passes a check."""
+
+    def read(value: Value, at: Reading) -> bytes:
+        data = binary(value, at)
+        check(value.path, data)
+        return data
+
+    return FieldType(read=read, write=encode_base64, schema=base64_of(*media), holds=holds)
+
+
+IMAGE: Final = _file(check_image, PICTURED, *PICTURES)
+VIDEO: Final = _file(check_video, Holds("video", "video"), "video/mp4", "video/webm")
+
+
+def _voice_data(voice: Voice | None) -> str | None:
+    return encode_base64(voice.data) if isinstance(voice, ReferenceAudio) else None
+
+
+def _voice_only(voice: Voice) -> str:
+    if isinstance(voice, VoiceName):
+        raise LocalProtocolError("the name of a voice has no field there, only its audio has")
+    return encode_base64(voice.data)
+
+
+def _voice_name(value: Value, _: Reading) -> VoiceName:
+    name = value.text(limits.VOICE_NAME_CHARS_MAX, chars_min=1)
+    if not VOICE_NAME.fullmatch(name):
+        found = f"{len(name)} characters that are no name of a voice: letters, digits, _, . and -"
+        raise invalid(value.path, found)
+    return VoiceName(name=name)
+
+
+def _voice(value: Value, at: Reading) -> ReferenceAudio:
+    is_any = at.context.behaves(SOUND_FILES)
+    return read_reference_audio(value.path, binary(value, at), is_any=is_any)
+
+
+VOICE_OR_NAME: Final = FieldType(
+    read=_voice,
+    write=_voice_data,
+    schema=base64_of(FLOAT32, "audio/wav"),
+    holds=VOICE_SOUND,
+    cls=ReferenceAudio,
+)
+"""Reference audio: base64 of a WAV (000) or of raw samples (001); a name is in another field."""
+VOICE: Final = attrs.evolve(VOICE_OR_NAME, write=_voice_only)
+"""Reference audio in a dialect without names."""
+VOICE_BY_NAME: Final = FieldType(
+    read=_voice_name,
+    write=lambda voice: voice.name if isinstance(voice, VoiceName) else None,
+    schema={"type": "string", "minLength": 1, "maxLength": limits.VOICE_NAME_CHARS_MAX},
+    holds=VOICE_NAMED,
+    cls=VoiceName,
+)
+"""The name of a voice in the server's library (002 and 004, ref_audio_path)."""
+STOCK_VOICES: Final = frozenset(
+    {
+        *("alloy", "ash", "ballad", "coral", "echo", "sage", "shimmer", "verse", "marin", "cedar"),
+        *("beacon", "cinder", "stone", "vesper"),
+    }
+)
+"""Voices of OpenAI that its clients name by default: the model's own stands for them."""

@@ -17,9 +17,10 @@ from typing import Final, Literal, NoReturn
 import attrs
 
 from ..values import limits
+from ..values.errors import invalid
 from ..values.model import INPUT_RATE_HZ, SAMPLE_BYTES
 from ..values.requests import AudioPart, ReferenceAudio
-from .codec import check_pcm, invalid
+from .audio import check_pcm
 
 JPEG_STEPS_MAX: Final = 1_000
 """Segments and fill bytes before the frame header; 255 of a colour profile is the most in use."""
@@ -37,7 +38,7 @@ Container = Literal["mp4", "matroska"]
 # -- images -------------------------------------------------------------------------------------
 
 
-def kind_of(data: bytes) -> ImageKind | None:
+def image_kind(data: bytes) -> ImageKind | None:
     """Return an image's kind by its head; None if it is of another kind."""
     if data.startswith(PNG_SIGNATURE):
         return "PNG"
@@ -54,7 +55,7 @@ def check_frame(path: str, data: bytes, kind: ImageKind | None = "JPEG") -> tupl
     `FieldError` for another kind, or a picture bigger than a frame may be.
     """
     check_bytes(path, data, limits.FRAME_JPEG_BYTES_MAX)
-    if kind is not None and kind_of(data) != kind:
+    if kind is not None and image_kind(data) != kind:
         raise invalid(path, f"{len(data)} bytes that are not a {kind}")
     return check_image(path, data)
 
@@ -65,7 +66,7 @@ def check_image(path: str, data: bytes) -> tuple[int, int]:
     `FieldError` for another format, or a bigger image.
     """
     check_bytes(path, data, limits.IMAGE_BYTES_MAX)
-    match kind_of(data):
+    match image_kind(data):
         case "PNG":
             return _check_sides(path, "PNG", *_png_size(path, data))
         case "JPEG":

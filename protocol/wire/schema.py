@@ -12,12 +12,12 @@ from typing import Any, Final, Literal, get_args, get_type_hints
 
 import attrs
 
+from ..values.limits import Mode
 from ..values.messages import ServerMessage
-from ..values.modes import Mode
 from ..values.requests import Request
 from ..values.state import TRANSITIONS, SessionKind, session_kind_of
+from .codec import FieldType
 from .dialects import DIALECTS, MODES_OF
-from .kinds import Kind
 from .table import (
     REQUIRED,
     Dialect,
@@ -198,7 +198,7 @@ def _or_null(schema: Schema) -> Schema:
     return made
 
 
-def _kind(kind: Kind) -> Schema:
+def _kind(kind: FieldType) -> Schema:
     match kind:
         case Items(item=item, count_max=most, count_min=fewest):
             least = {"minItems": fewest} if fewest else {}
@@ -260,7 +260,7 @@ def _answered(
     return {**schema, "required": [*always]} if always else schema
 
 
-def _answered_value(kind: Kind) -> Schema:
+def _answered_value(kind: FieldType) -> Schema:
     match kind:
         case Items(item=item):
             return {"type": "array", "items": _answered_value(item)}

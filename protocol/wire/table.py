@@ -13,19 +13,25 @@ A rule that spans fields is a function, called at the place of its `Rule` among 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any, ClassVar, Final, get_type_hints
 
 import attrs
 
 from ..values import behaviour
-from ..values.errors import ErrorCode, FieldError, LocalProtocolError, RemoteProtocolError
+from ..values.errors import (
+    ErrorCode,
+    FieldError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    invalid,
+    missing,
+)
+from ..values.limits import Mode
 from ..values.messages import ServerMessage
-from ..values.modes import Mode
 from ..values.requests import ClientMessage, Request
 from . import codec
-from .codec import Context, Json, Reading, Value, invalid
-from .kinds import Holds, Kind
+from .codec import Context, FieldType, Holds, Json, Reading, Value
 
 REQUIRED: Final = object()
 """As a default: the field is required."""
@@ -103,7 +109,7 @@ class Field(FieldColumns):
     """A field; without it, its attribute is `default`."""
 
     name: str
-    kind: Kind
+    kind: FieldType
     default: Any = REQUIRED
     names: tuple[str, ...] = attrs.field(init=False)
     attribute: str = attrs.field(init=False)
@@ -151,7 +157,7 @@ class Field(FieldColumns):
             return
         default = self.aside_in.get(mode, self.default) if self.aside_in else self.default
         if default is REQUIRED:
-            raise self._recoded(codec.missing(f"{at.path}.{self.name}"))
+            raise self._recoded(missing(f"{at.path}.{self.name}"))
         if self.attribute != DROPPED:
             at.values.setdefault(self._key(at), default)
 
@@ -186,21 +192,14 @@ class Field(FieldColumns):
         return self.get is None and not self.attribute.startswith("^")
 
     @property
-    def is_as_it_is(self) -> bool:
-        """Whether an attribute or a constant is written unchanged."""
-        is_known = self.is_plain or isinstance(self.get, Constant)
-        return is_known and self.kind.write is None and not self.omit
+    def is_put(self) -> bool:
+        """Whether it is written by its `putter`, and not copied from an attribute or a constant."""
+        is_constant = isinstance(self.get, Constant) and self.kind.write is None
+        return self.omit or not (self.is_plain or is_constant)
 
     def putter(self) -> Put:
         """Make the function that writes it in its place; a plain attribute is already there."""
         name, write, is_plain = self.name, self.kind.write, self.is_plain
-        if is_plain and not self.omit:
-            always = write or as_it_is
-
-            def convert(body: dict[str, object], _subject: object, _message: object) -> None:
-                body[name] = always(body[name])
-
-            return convert
         get = self.get or attrgetter(self.attribute.removeprefix("^"))
 
         def put(body: dict[str, object], _subject: object, message: object) -> None:
@@ -217,24 +216,24 @@ class Field(FieldColumns):
         return put
 
 
-def optional(name: str, kind: Kind, attr: str | None = None, **more: Any) -> Field:
+def optional(name: str, kind: FieldType, attr: str | None = None, **more: Any) -> Field:
     """Make the row of a field that may be absent: its attribute is None then."""
     return Field(name, kind, None, attr=attr, omit=True, **more)
 
 
-def checked(name: str, kind: Kind, doc: str = "", **more: Any) -> Field:
+def checked(name: str, kind: FieldType, doc: str = "", **more: Any) -> Field:
     """Make the row of a field that is checked and not kept."""
     return Field(name, kind, None, attr=DROPPED, doc=doc, **more)
 
 
-def computed(name: str, kind: Kind, get: Callable[[Any], object], **more: Any) -> Field:
+def computed(name: str, kind: FieldType, get: Callable[[Any], object], **more: Any) -> Field:
     """Make the row of a field that is written from its message by `get`, and has no attribute."""
     return checked(name, kind, get=get, **more)
 
 
 def fixed(name: str, word: str) -> Field:
     """Make the row of a field that is always the same word."""
-    const = Kind(read=lambda value, _: value.text(), schema={"type": "string", "const": word})
+    const = FieldType(read=lambda value, _: value.text(), schema={"type": "string", "const": word})
     return computed(name, const, Constant(word), doc="Always this.")
 
 
@@ -265,7 +264,7 @@ class Object(Columns):
     none: Mapping[str, object] | None = attrs.field(default=None, kw_only=True)
     shape: Shape = attrs.field(init=False, eq=False, repr=False)
     is_read: ClassVar[bool] = True
-    is_as_it_is: ClassVar[bool] = False
+    is_put: ClassVar[bool] = True
 
     def __init__(self, name: str, *rows: Row | str, **columns: Any) -> None:
         self.__attrs_init__(name, described(rows), **columns)
@@ -288,7 +287,7 @@ class Object(Columns):
         """Read it and its fields; `FieldError` if it is absent and required, or wrong."""
         value, path = at.body.get(self.name), f"{at.path}.{self.name}"
         if value is None and self.is_required:
-            raise codec.missing(path)
+            raise missing(path)
         body = {} if value is None else codec.as_object(value, path)
         prefix = f"{at.prefix}{self.attr}." if self.attr else at.prefix
         at.below += self.shape.fill(Reading(body, path, prefix, at.context, at.values))
@@ -362,8 +361,12 @@ class Shape:
             **{row.name: _constant_of(row) for row in self.written},
         }
         self._plain = tuple(row.name for row in plain)
-        self._values = _values_of(tuple(row.attribute for row in plain))
-        self._others = tuple(row.putter() for row in self.written if not row.is_as_it_is)
+        names = [row.attribute for row in plain]
+        # One name more, for of a single one a getter makes no tuple.
+        self._values = attrgetter(*names, names[-1]) if names else None
+        copied = ((row.name, row.kind.write) for row in plain if not row.omit)
+        self._converted = tuple((name, write) for name, write in copied if write is not None)
+        self._others = tuple(row.putter() for row in self.written if row.is_put)
 
     def _plan_for(self, context: Context) -> tuple[tuple[Row, ...], frozenset[str]]:
         """The rows that a session's behaviour reads, and the names that it knows."""
@@ -401,10 +404,14 @@ class Shape:
             raise invalid(unknown[0], listed if self.closed is True else self.closed)
         return [*at.aside, *unknown, *at.below]
 
-    def write(self, subject: object, message: object) -> dict[str, object]:
-        """Write an object from its subject: the message, or an attribute of the message."""
+    def write(self, subject: object, message: object = None) -> dict[str, object]:
+        """Write an object from its subject: the message (then None), or an attribute of it."""
+        message = subject if message is None else message
         body = self._template.copy()
-        body.update(zip(self._plain, self._values(subject)))  # noqa: B905 - one is of the other
+        if self._values is not None:
+            body.update(zip(self._plain, self._values(subject)))  # noqa: B905 - one is of the other
+        for name, convert in self._converted:
+            body[name] = convert(body[name])
         for put in self._others:
             put(body, subject, message)
         return body
@@ -414,13 +421,6 @@ def _constant_of(row: Field | Object) -> object:
     if isinstance(row, Field) and isinstance(row.get, Constant):
         return row.get.value
     return None
-
-
-def _values_of(names: tuple[str, ...]) -> Callable[[object], tuple[object, ...]]:
-    if len(names) > 1:
-        return attrgetter(*names)
-    get = attrgetter(names[0]) if names else None
-    return lambda subject: (get(subject),) if get else ()
 
 
 class Table:
@@ -435,6 +435,10 @@ class Table:
         others: further classes that it may be read as.
         closed: as in `Object`.
         doc: its meaning, if the class has another.
+
+    Attributes:
+        write: writes a message as an object; `LocalProtocolError` if it has a value without a
+            field.
     """
 
     def __init__(
@@ -453,7 +457,7 @@ class Table:
         self.classes = (cls, *others)
         self.tag: Mapping[str, str] = tag or {}
         self.shape = Shape(described(rows), closed=closed, known=self.tag)
-        self._write = self.shape.write
+        self.write = self._write_whole if where else self.shape.write
         self._lacks = lacks or {}
         self._where = where
         self._make = make
@@ -501,20 +505,16 @@ class Table:
             made[name] = self._parts[name](**part)
         return self.cls(**made)
 
-    def write(self, message: object) -> dict[str, object]:
-        """Write a message as an object; `LocalProtocolError` if it has a value without a field."""
-        if self._where:
-            for name, value in self._lacks.items():
-                if attrgetter(name)(message) != value:
-                    field = name.rpartition(".")[2]
-                    raise LocalProtocolError(f"{field} has no field in {self._where}")
-        return self.shape.write(message, message)
+    def _write_whole(self, message: object) -> dict[str, object]:
+        for name, value in self._lacks.items():
+            if attrgetter(name)(message) != value:
+                field = name.rpartition(".")[2]
+                raise LocalProtocolError(f"{field} has no field in {self._where}")
+        return self.shape.write(message)
 
     def encode(self, message: object) -> str:
         """Write a message as a frame; raises as `write` does."""
-        return codec.dump_frame(
-            self.write(message) if self._where else self._write(message, message)
-        )
+        return codec.dump_frame(self.write(message))
 
 
 def typed(cls: type, kind: str, *rows: Row | str, **columns: Any) -> Table:
@@ -619,7 +619,7 @@ class Dialect:
         """Write a server's message as frames, in order; `LocalProtocolError` if it has none."""
         choose = self._choose.get(type(message))
         if choose is not None:
-            return tuple([table.encode(message) for table in choose(message)])
+            return tuple(map(methodcaller("encode", message), choose(message)))
         return (self._table_of(message).encode(message),)
 
     def encode_request(self, message: ClientMessage) -> str:
@@ -665,7 +665,7 @@ def walk(rows: Iterable[Row]) -> Iterator[Field | Object]:
                 yield from walk(table.shape.rows)
 
 
-def tables_in(kind: Kind) -> tuple[Table, ...]:
+def tables_in(kind: FieldType) -> tuple[Table, ...]:
     """List the tables of the objects that a value may be or contain."""
     match kind:
         case Items(item=item):
@@ -680,16 +680,16 @@ def tables_in(kind: Kind) -> tuple[Table, ...]:
 
 
 @attrs.frozen(kw_only=True)
-class Items(Kind):
+class Items(FieldType):
     """An array of `count_min` to `count_max` items."""
 
-    item: Kind
+    item: FieldType
     count_max: int
     count_min: int
 
 
 @attrs.frozen(kw_only=True)
-class Variants(Kind):
+class Variants(FieldType):
     """An object of several kinds: the value of its field `tag` selects the table of the others."""
 
     tag: str
@@ -697,21 +697,21 @@ class Variants(Kind):
 
 
 @attrs.frozen(kw_only=True)
-class One(Kind):
+class One(FieldType):
     """An object of an array, of one kind."""
 
     table: Table
 
 
 @attrs.frozen(kw_only=True)
-class Either(Kind):
+class Either(FieldType):
     """A string or an array."""
 
-    string: Kind
+    string: FieldType
     items: Items
 
 
-def items(item: Kind, count_max: int, count_min: int = 0) -> Items:
+def items(item: FieldType, count_max: int, count_min: int = 0) -> Items:
     """An array of `count_min` to `count_max` items, read as a tuple."""
 
     def read(value: Value, at: Reading) -> tuple[Any, ...]:
@@ -722,7 +722,7 @@ def items(item: Kind, count_max: int, count_min: int = 0) -> Items:
         return tuple(item.read(each, at) for each in found)
 
     def write(values: tuple[Any, ...]) -> list[object]:
-        return [item.write(value) if item.write else value for value in values]
+        return list(map(item.write, values) if item.write else values)
 
     return Items(
         read=read,
@@ -758,7 +758,7 @@ def variants(tag: str, *tables: Table, write: Callable[[Any], str] | None = None
         body = codec.as_object(value.value, value.path)
         path = f"{value.path}.{tag}"
         if body.get(tag) is None:
-            raise codec.missing(path)
+            raise missing(path)
         word = Value(path=path, value=body[tag]).choice(words)
         return by_word[word].parse_below(value, at)
 
@@ -771,7 +771,7 @@ def variants(tag: str, *tables: Table, write: Callable[[Any], str] | None = None
     )
 
 
-def either(string: Kind, array: Items, write: Callable[[Any], object]) -> Either:
+def either(string: FieldType, array: Items, write: Callable[[Any], object]) -> Either:
     """A string, or an array; both are read as the same."""
 
     def read(value: Value, at: Reading) -> Any:

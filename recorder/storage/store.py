@@ -25,7 +25,7 @@ from typing import Final, Literal, Protocol
 
 import attrs
 
-from protocol.values.digest import session_id_of
+from protocol.values.records import session_id_of
 
 from ..format.format import SUFFIX, LogMisuse, is_recording_id
 from ..read.scan import FileSource, OpenSource

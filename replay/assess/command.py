@@ -19,7 +19,7 @@ import attrs
 import click
 
 from recorder.format.format import SUFFIX
-from runtime.commands.interrupts import run
+from runtime.net.process import run
 from runtime.settings.settings import DEVICES, DTYPES
 
 from ..eval import reports

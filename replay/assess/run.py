@@ -51,15 +51,14 @@ import numpy as np
 import soxr
 
 from protocol.values import model
-from protocol.values.digest import DIGEST_BYTES, digest
-from protocol.values.limits import NS_PER_S
+from protocol.values.limits import NS_PER_S, OF_MODE
 from protocol.values.model import Chunk, Opening
-from protocol.values.modes import OF_MODE
+from protocol.values.records import DIGEST_BYTES, digest
 from recorder.format.format import LogDamaged, Record, RecorderError
 from recorder.read.reader import LogReader
 from recorder.write.files import PART_PREFIX, new_file
-from runtime.measures.measure import PAUSE_MS, SPEECH_GAP_MS, Ratio, Scores
-from runtime.measures.placing import Sound
+from runtime.measures.conversation import PAUSE_MS, SPEECH_GAP_MS, Ratio, Scores
+from runtime.measures.talk import Sound
 from runtime.model.backends import base
 from runtime.model.backends.base import Backend
 from runtime.session.setup import Identity

@@ -46,9 +46,8 @@ from protocol.values.model import INPUT_RATE_HZ
 from recorder.format.format import RecorderError
 from recorder.read.reader import LogReader
 from recorder.write.files import new_file
-from runtime.measures.conversation import Conversation, Turns
-from runtime.measures.placing import TICK_HZ, Sound, Span, ns_of, time_of
-from runtime.measures.talk import UserSound, UserSpeech
+from runtime.measures.conversation import TICK_HZ, Conversation, Span, Turns, ns_of
+from runtime.measures.talk import Sound, UserSound, UserSpeech, time_of
 
 from ..eval.evaluate import Row
 from ..eval.reports import junit_xml

@@ -47,9 +47,9 @@ from protocol.values.limits import MS_PER_S, NS_PER_S, SPEECH_SILENCE_MS, SPEECH
 from recorder.format.format import Fields, RecorderError
 from recorder.read.reader import LogReader
 from recorder.read.scan import OpenSource
-from runtime.measures import measure as at
-from runtime.measures.measure import KINDS, SCALES, Measure, Ratio, Scores, Times, Total, Value
-from runtime.measures.placing import JITTER_MS
+from replay.assess.command import measure as at
+from runtime.measures.conversation import KINDS, SCALES, Measure, Ratio, Scores, Times, Total, Value
+from runtime.measures.talk import JITTER_MS
 from runtime.media import speech_detector as sd
 from runtime.telemetry.meters import DEADLINE_NS
 

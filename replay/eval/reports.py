@@ -31,7 +31,7 @@ from rich.console import Console, RenderableType
 from protocol.values.limits import NS_PER_MS, NS_PER_S
 from recorder.format.format import SUFFIX
 from recorder.write.files import PART_PREFIX, check_new_file, new_file
-from runtime.measures.measure import Measure
+from runtime.measures.conversation import Measure
 
 from ..shared.commands import (
     escaped,

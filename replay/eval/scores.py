@@ -26,26 +26,32 @@ from typing import Final, Literal, Self
 import attrs
 
 from protocol.values import events as ev
-from protocol.values.limits import NS_PER_MS
+from protocol.values.limits import NS_PER_MS, OF_MODE, Mode, Work
 from protocol.values.model import UNIT_SAMPLES, Unit, UnitResult
-from protocol.values.modes import OF_MODE, Mode, Work
 from recorder.format.format import Fields, Record
 from recorder.format.mapping import EVENT_KINDS
 from recorder.read.scan import Damage
-from runtime.measures import measure as limits
-from runtime.measures.conversation import Conversation, ratio, talk_scores, times
-from runtime.measures.measure import Ratio, Scores, Times, Total, Value
-from runtime.measures.placing import (
+from runtime.measures import conversation as limits
+from runtime.measures.conversation import (
     TICK_HZ,
     TICKS_PER_MS,
-    Sound,
+    CallStory,
+    Conversation,
+    Ratio,
+    Scores,
     Span,
+    Times,
+    Total,
+    Value,
     joined,
     ns_of,
+    ratio,
     shared,
-    time_of,
+    talk_scores,
+    times,
+    tool_scores,
 )
-from runtime.measures.talk import CallStory, SpeechSource, Talk, UserSound, UserSpeech, tool_scores
+from runtime.measures.talk import Sound, SpeechSource, Talk, UserSound, UserSpeech, time_of
 from runtime.model.backends.base import ForcedResult, Leaning
 from runtime.telemetry import catalogue as c
 from runtime.telemetry.meters import Instruments, ModeInstruments, UnitMeter

@@ -71,12 +71,12 @@ import pybase64
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values import model
-from protocol.values.limits import NS_PER_MS, NS_PER_S
-from protocol.values.modes import OF_MODE
+from protocol.values.limits import NS_PER_MS, NS_PER_S, OF_MODE
 from recorder.format.format import SUFFIX, Fields, Record
 from recorder.read.scan import Damage
 from recorder.write.files import new_file
-from runtime.measures.placing import RATE_HZ, Sound
+from runtime.measures.conversation import RATE_HZ
+from runtime.measures.talk import Sound
 
 from ..rerun.full import model_of
 from ..shared import commands

@@ -29,7 +29,8 @@ from protocol.values.limits import MS_PER_S, NS_PER_MS, NS_PER_S
 from protocol.values.model import SAMPLE_BYTES
 from recorder.format.format import Fields, Record
 from recorder.read.scan import Damage
-from runtime.measures.placing import RATE_HZ, VOICES, Sound, Voice, sample_at
+from runtime.measures.conversation import RATE_HZ, VOICES, Voice
+from runtime.measures.talk import Sound, sample_at
 from runtime.media.image import scale
 
 from .timeline import Picture, Timeline

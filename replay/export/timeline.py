@@ -1,7 +1,7 @@
 """The time line of a recorded session: its moments of sound, words, pictures and notes, in order.
 
 Times are nanoseconds of the session's clock, 0 at its start. Sound lies on the grid of its own rate
-(`runtime.measures.placing`), as float32 LE, mono.
+(`runtime.measures.talk`), as float32 LE, mono.
 
 - **User sound** ends when its message arrived, or follows the sound before it; a second that the
   server dropped is heard too. A JPEG stands where its message arrived, a PNG or a WebP of a live
@@ -9,7 +9,7 @@ Times are nanoseconds of the session's clock, 0 at its start. Sound lies on the 
   its conversation, only the last message is new.
 - **Model sound** begins when its frame was sent, or after the sound that still plays, as a client
   would play it. If the user's sound came ahead of the clock, all that the server sends stands later
-  by the lead of the unit that the model works at (`placing.Lead`), and a note says so. A listen
+  by the lead of the unit that the model works at (`talk.Lead`), and a note says so. A listen
   during a turn, or `interrupted`, cuts playing sound short; sound left when a turn has ended plays
   to its end.
 - **Words** of the model stand where the sound of the same unit does, and in chat, where a voice
@@ -40,18 +40,17 @@ from protocol.values import events as ev
 from protocol.values import messages as ms
 from protocol.values import model
 from protocol.values import openai as oa
-from protocol.values.limits import NS_PER_S
+from protocol.values.limits import NS_PER_S, OF_MODE
 from protocol.values.model import SAMPLE_BYTES, ToolCall, ToolResult
-from protocol.values.modes import OF_MODE
 from protocol.values.requests import Append, AppendSound, Ask, ClientMessage, See, TextPart
 from protocol.wire.audio import to_float32
-from protocol.wire.media import kind_of
+from protocol.wire.media import image_kind
 from recorder.format.format import Fields, Record
 from recorder.format.mapping import LoggedStep
 from recorder.read.scan import Damage
-from runtime.measures import placing
-from runtime.measures.placing import Line, Positions, Sound, Stretch, Voice
-from runtime.measures.talk import CallStory
+from runtime.measures import conversation, talk
+from runtime.measures.conversation import CallStory, Voice
+from runtime.measures.talk import Line, Positions, Sound, Stretch
 
 from ..rerun.logic import Replayer
 from ..story.exchanges import asked_texts, calls_text
@@ -162,7 +161,7 @@ class Holding:
         self._count = self._model_sounds = 0
         self._pcm: SpooledTemporaryFile[bytes] | None = None
         self._pcm_bytes = 0
-        self.lines: Final = {voice: Line(voice) for voice in placing.VOICES}
+        self.lines: Final = {voice: Line(voice) for voice in conversation.VOICES}
 
     def close(self) -> None:
         """Close the file."""
@@ -273,8 +272,8 @@ def _move_back(held: _Held) -> None:
 def _shorten(held: _Held, at_ns: int) -> None:
     moment = held.moment
     if isinstance(moment, Sound):
-        held.length = (placing.sample_at("model", at_ns) - moment.begin) * SAMPLE_BYTES
-        held.until_ns = placing.time_of("model", placing.sample_at("model", at_ns))
+        held.length = (talk.sample_at("model", at_ns) - moment.begin) * SAMPLE_BYTES
+        held.until_ns = talk.time_of("model", talk.sample_at("model", at_ns))
     elif isinstance(moment, Words):
         held.moment, held.until_ns = attrs.evolve(moment, end_ns=at_ns), at_ns
 
@@ -338,7 +337,7 @@ class Timeline:
         self._asked_ns: int | None = None
         self._utterances = 0
         self._positions: Final = Positions()
-        self._lead: Final = placing.Lead()
+        self._lead: Final = talk.Lead()
         self._lead_noted_ns = 0
 
     def __iter__(self) -> Iterator[Moment]:
@@ -380,9 +379,7 @@ class Timeline:
         waiting = [words.at_ns for words in self._texts[:1]]
         asked = [] if self._asked_ns is None else [self._asked_ns]
         user_ns = self._holding.lines["user"].settled_ns(self._now_ns)
-        return min(
-            [self._now_ns, max(user_ns, self._now_ns - placing.SETTLED_NS), *waiting, *asked]
-        )
+        return min([self._now_ns, max(user_ns, self._now_ns - talk.SETTLED_NS), *waiting, *asked])
 
     # -- records --------------------------------------------------------------------------------
 
@@ -399,8 +396,8 @@ class Timeline:
     @property
     def _spoken_ns(self) -> int:
         """When it is spoken what the client sends now, with its sound so far."""
-        end_ns = placing.time_of("user", self._holding.lines["user"].end)
-        return self._now_ns + placing.ahead_ns(end_ns, self._now_ns)
+        end_ns = talk.time_of("user", self._holding.lines["user"].end)
+        return self._now_ns + talk.ahead_ns(end_ns, self._now_ns)
 
     def _begin_unit(self) -> None:
         """Measure how far the model is ahead of the clock, and note a change."""
@@ -473,7 +470,7 @@ class Timeline:
                 self._show(request.jpeg, self._spoken_ns)
             case oa.CreateItem():
                 for picture in request.item.pictures:
-                    if kind_of(picture) == "JPEG":  # others are shown once they are decoded
+                    if image_kind(picture) == "JPEG":  # others are shown once they are decoded
                         self._show(picture)
             case Ask():
                 self._ask(request)

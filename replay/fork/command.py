@@ -22,8 +22,8 @@ from cattrs import unstructure
 from rich.console import RenderableType
 
 from protocol.values import events as ev
-from protocol.values.digest import digest, session_id_of
 from protocol.values.model import SAMPLE_BYTES
+from protocol.values.records import digest, session_id_of
 from recorder.format.format import Fields, RecorderError, Value
 from recorder.format.mapping import SCHEMA
 from recorder.read.reader import LogReader
@@ -31,9 +31,9 @@ from recorder.storage.store import Store
 from recorder.write.files import new_file
 from recorder.write.log import OnFailure, SessionLog
 from recorder.write.writer import Recorder, RecorderPolicy
-from runtime.commands.interrupts import run
 from runtime.media.sound import AudioFileError, read_wav
 from runtime.model.backends.base import Backend, BackendInfo
+from runtime.net.process import run
 from runtime.session.journal import Journal
 from runtime.session.setup import Identity, SystemIdentities
 

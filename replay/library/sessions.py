@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 import attrs
 import click
 
-from protocol.values.modes import Mode
+from protocol.values.limits import Mode
 from recorder.storage.listing import Listing, State, Summary, Wanted
 from recorder.storage.store import Logs
 

@@ -33,7 +33,7 @@ import simplejpeg
 from protocol.values.errors import FieldError
 from protocol.values.model import SAMPLE_BYTES
 from protocol.wire import media
-from protocol.wire.codec import LOUDEST, looks_float32, looks_int16
+from protocol.wire.audio import LOUDEST, looks_float32, looks_int16
 
 Kind = Literal["audio", "video", "image", "text", "prompt", "voice", "name"]
 Side = Literal["user", "model", "both"]

@@ -25,14 +25,13 @@ import orjson
 import pybase64
 
 from protocol.values.errors import FrameError
+from protocol.values.frames import Frame, Utf8Text
 from protocol.values.limits import CHAT_FRAME_BYTES_MAX, JSON_DEPTH_MAX, NS_PER_MS
-from protocol.values.utf8 import Frame, Utf8Text
-from protocol.wire import kinds as k
-from protocol.wire.codec import DATA_URL, parse_frame
+from protocol.wire import codec as c
+from protocol.wire.codec import DATA_URL, FieldType, parse_frame
 from protocol.wire.dialects import DIALECTS
 from protocol.wire.dialects.realtime import FULL_DUPLEX, TURN_BASED
 from protocol.wire.dialects.shared import OPENAI_SESSIONS
-from protocol.wire.kinds import Kind as FieldKind
 from protocol.wire.table import Field, Object, Table, tables_in, walk
 
 from . import content
@@ -149,7 +148,7 @@ def _path(levels: list[_Level]) -> Path:
 
 SETTING: Final = None
 """What a field holds that holds nothing personal: a number, a switch, a word, or other fields."""
-TEXT: Final = k.USER_TEXT
+TEXT: Final = c.USER_TEXT
 _PLAYED: Final = "played_ms"
 """A time since the session began: one that is still to come says something else."""
 _CALL: Final = frozenset({"id", "tool_call_id", "call_id"})
@@ -173,9 +172,9 @@ def _fields(tables: Iterable[Table]) -> tuple[Field, ...]:
     return tuple(row for row in rows if isinstance(row, Field))
 
 
-def held(tables: Iterable[Table]) -> Mapping[str, k.Holds | None]:
+def held(tables: Iterable[Table]) -> Mapping[str, c.Holds | None]:
     """Say what each field holds by its key, wherever it stands, as its row says."""
-    found: dict[str, k.Holds | None] = {}
+    found: dict[str, c.Holds | None] = {}
     for table in tables:
         found |= dict.fromkeys(table.tag, SETTING)
         for row in walk(table.shape.rows):
@@ -187,16 +186,16 @@ def held(tables: Iterable[Table]) -> Mapping[str, k.Holds | None]:
 
 _TABLES: Final = tuple(_tables())
 _FIELDS: Final = _fields(_TABLES)
-HOLDS: Final[Mapping[str, k.Holds | None]] = {**held(_TABLES), _PART: TEXT}
+HOLDS: Final[Mapping[str, c.Holds | None]] = {**held(_TABLES), _PART: TEXT}
 """What each field holds; `data`, where no other field says what it is, may be any text."""
-_PARTS: Final[Mapping[str, k.Holds]] = {
+_PARTS: Final[Mapping[str, c.Holds]] = {
     table.tag["type"]: row.kind.holds
     for table in _TABLES
     for row in table.shape.rows
     if isinstance(row, Field) and row.name == _PART and row.kind.holds is not None
 }
 """The content of `data`, by its part's `type`."""
-_KINDS: Final[Mapping[str, tuple[FieldKind, ...]]] = {
+_KINDS: Final[Mapping[str, tuple[FieldType, ...]]] = {
     name: tuple(row.kind for row in _FIELDS if name in row.names)
     for name in {name for row in _FIELDS for name in row.names}
 }
@@ -288,7 +287,7 @@ class FrameEditor:
             return content.fill(frame)
         return edited
 
-    def _replace(self, span: Span, old: str, holds: k.Holds) -> str:
+    def _replace(self, span: Span, old: str, holds: c.Holds) -> str:
         if span.kind == "number":
             accepted, like = _accepted(span, old), content.numbers(old)
             return next((new for new in like if _accepted(span, new) == accepted), like[0])
@@ -307,7 +306,7 @@ class FrameEditor:
             return _with_line_breaks_of(old, self._replace_file(_LINE_BREAK.sub("", old), form))
         text = unescaped(old)
         url = DATA_URL.match(text)
-        known = next(filter(text.startswith, k.IMAGE_URL_HEADS.values()), "")
+        known = next(filter(text.startswith, c.IMAGE_URL_HEADS.values()), "")
         # The media type in a data URL may be any words.
         unnamed = f"data:{'x' * (url.end() - len('data:;base64,'))};base64," if url else ""
         head = known or unnamed
@@ -334,7 +333,7 @@ def _with_line_breaks_of(old: str, new: str) -> str:
     return "".join([*pieces, new[at:]])
 
 
-def _fits(schema: k.Schema, number: float) -> bool:
+def _fits(schema: c.Schema, number: float) -> bool:
     """Whether a number is a value that a schema describes, in any context."""
     kinds = schema.get("type")
     wanted = {"number", "integer"} if isinstance(number, int) else {"number"}
@@ -358,7 +357,7 @@ def _accepted(span: Span, text: str) -> list[bool] | None:
 
 def _judge(
     span: Span, frame: str, body: object, known_words: frozenset[str], at_ns: int
-) -> tuple[Side, k.Holds | None]:
+) -> tuple[Side, c.Holds | None]:
     """The side and content of a span; None for no content."""
     key = next((place for place in reversed(span.path) if isinstance(place, str)), None)
     if key is None or not _OPAQUE.isdisjoint(span.path[:-1]) or key not in HOLDS:
@@ -377,7 +376,7 @@ def _judge(
     if holds is SETTING:
         is_known = word in WORDS or unescaped(word) in known_words
         return "user", None if is_known else TEXT
-    if holds is k.VOICE_NAMED and unescaped(word) in k.STOCK_VOICES:
+    if holds is c.VOICE_NAMED and unescaped(word) in c.STOCK_VOICES:
         return "user", None
     if key == _PART:
         part = _at(body, span.path[:-1])
@@ -386,14 +385,14 @@ def _judge(
     return _in_conversation(span, body, holds)
 
 
-def _in_conversation(span: Span, body: object, holds: k.Holds) -> tuple[Side, k.Holds]:
+def _in_conversation(span: Span, body: object, holds: c.Holds) -> tuple[Side, c.Holds]:
     """The side and content of a part of a conversation; elsewhere the client's."""
     if "messages" not in span.path:
         return "user", holds
     message = _at(body, span.path[: span.path.index("messages") + 2])
     role = message.get("role") if isinstance(message, dict) else None
     if role == "system" and holds is TEXT:
-        return "user", k.PROMPTED
+        return "user", c.PROMPTED
     return ("model" if role == "assistant" else "user"), holds
 
 
@@ -423,7 +422,7 @@ def _is_refused(frame: str) -> bool:
     return False
 
 
-def _size_bytes(old: str, holds: k.Holds) -> int:
+def _size_bytes(old: str, holds: c.Holds) -> int:
     """The bytes taken out; of a file those of its base64."""
     if holds.form in {"words", "name"}:
         return len(old.encode("utf-8", "surrogatepass"))

@@ -30,10 +30,10 @@ import click
 
 from protocol.values import events as ev
 from protocol.values import model
+from protocol.values.frames import Refused, Shortened
 from protocol.values.limits import NS_PER_S
 from protocol.values.messages import QueuePlace
-from protocol.values.record_names import RECORD_FIELDS
-from protocol.values.utf8 import Refused, Shortened
+from protocol.values.records import RECORD_FIELDS
 from recorder.format.format import Fields, Record, Value
 from recorder.format.mapping import EFFECT_KINDS, EVENT_KINDS, MappingError, event_of
 from recorder.read.reader import LogReader

@@ -14,8 +14,7 @@ import attrs
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.digest import digest
-from protocol.values.record_names import record_name
+from protocol.values.records import digest, record_name
 from recorder.format.format import Fields, Record, Value
 from recorder.format.mapping import effect_record, event_record
 

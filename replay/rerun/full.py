@@ -42,9 +42,8 @@ import attrs
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.limits import VOICE_STEPS
+from protocol.values.limits import OF_MODE, VOICE_STEPS, Work
 from protocol.values.model import Cut, PastUnit, Unit, UnitResult
-from protocol.values.modes import OF_MODE, Work
 from recorder.format.format import Fields, Record
 from recorder.format.mapping import LoggedStep
 from recorder.read.past import PastUnits, voiced

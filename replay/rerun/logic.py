@@ -33,7 +33,7 @@ from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.behaviour import NEWEST, SNAPSHOT
-from protocol.values.record_names import record_name
+from protocol.values.records import record_name
 from recorder.format import mapping
 from recorder.format.format import Fields, Record, Value
 from recorder.format.mapping import (

@@ -22,8 +22,8 @@ from typing import Final, TypeVar
 
 import click
 
-from protocol.values.digest import is_session_id, session_id_of
 from protocol.values.limits import NS_PER_MS, NS_PER_S
+from protocol.values.records import is_session_id, session_id_of
 from recorder.format.format import SUFFIX, Fields
 from recorder.storage.remote import RemoteStore, StoredLog, StoreError, is_url
 from recorder.storage.store import LocalLog, LogInfo, Logs, Store

@@ -19,7 +19,7 @@ from recorder.format.format import Fields, Record
 from recorder.read.scan import Damage
 from recorder.storage.listing import WALL_MS_MAX, session_id_in
 from recorder.storage.marks import Marks
-from runtime.measures.talk import CallStory
+from runtime.measures.conversation import CallStory
 
 from ..rerun.full import model_of
 from ..rerun.logic import Replayer

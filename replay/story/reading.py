@@ -20,19 +20,19 @@ from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.errors import CLOSE_NORMAL
+from protocol.values.frames import Shortened
 from protocol.values.limits import NS_PER_S
 from protocol.values.messages import ErrorReport
 from protocol.values.model import INPUT_RATE_HZ, UNIT_SAMPLES, DuplexConfig, Opened, UnitInput
 from protocol.values.omni import Acknowledged
 from protocol.values.requests import Played
 from protocol.values.state import State
-from protocol.values.utf8 import Shortened
 from protocol.wire.dialects.shared import PLAYBACK_ACK
 from recorder.format.format import Fields, Record
 from recorder.format.mapping import EVENT_KINDS, LoggedStep, MappingError, event_of
 from recorder.read.reader import RESTARTED
 from recorder.read.scan import Damage
-from runtime.measures.talk import CallStories, CallStory
+from runtime.measures.conversation import CallStories, CallStory
 
 from ..rerun.difference import label
 from ..rerun.logic import Replayer

@@ -13,13 +13,12 @@ from typing import Final
 
 from protocol.values import events as ev
 from protocol.values.errors import RemoteProtocolError
-from protocol.values.limits import NS_PER_S
+from protocol.values.frames import Frame
+from protocol.values.limits import NS_PER_S, OF_MODE, Mode
 from protocol.values.messages import Created, ServerMessage, TranscriptDelta, TranscriptDone
 from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES, Coding, rate_of
-from protocol.values.modes import OF_MODE, Mode
 from protocol.values.openai import Configured, InputStep
 from protocol.values.requests import Append, ClientMessage, Request
-from protocol.values.utf8 import Frame
 from protocol.wire.audio import LIVE_RATE_HZ, Resampler, compress, lag_of, to_pcm16
 from protocol.wire.codec import Context, Json, parse_frame
 from protocol.wire.dialects import OPENAI_TRANSCRIPTION, OPENING, REALTIME, choose, first_dialect

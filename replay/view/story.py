@@ -55,25 +55,23 @@ import soundfile
 from numpy.typing import NDArray
 
 from protocol.values import events as ev
-from protocol.values.digest import digest
 from protocol.values.model import SAMPLE_BYTES
+from protocol.values.records import digest
 from recorder.format.encoding import extract
 from recorder.format.format import FRAME_KINDS, Fields, Record, Value
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage, OpenSource
-from runtime.measures.conversation import Turns
-from runtime.measures.measure import NEAR_TIE_LOGITS
-from runtime.measures.placing import (
-    JITTER_MS,
+from runtime.measures.conversation import (
+    NEAR_TIE_LOGITS,
     RATE_HZ,
     VOICES,
-    Sound,
     Span,
+    Turns,
     Voice,
     ns_of,
     shared,
-    time_of,
 )
+from runtime.measures.talk import JITTER_MS, Sound, time_of
 from runtime.media.image import decode_jpeg
 from runtime.media.values import MediaError
 

@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from protocol.values.modes import MODES
+from protocol.values.limits import MODES
 
 from . import keys as keyfile
 

@@ -22,10 +22,10 @@ import soundfile
 
 from protocol.values.model import OUTPUT_RATE_HZ
 from protocol.wire.audio import to_pcm16
-from protocol.wire.kinds import STOCK_VOICES
+from protocol.wire.codec import STOCK_VOICES
 
 from ..net.http import CodedError, bad_request
-from .local_client import RETRY, LocalClient
+from .adapters import RETRY, LocalClient
 
 _GENERATION: Final[Mapping[str, str]] = {
     "temperature": "temperature",

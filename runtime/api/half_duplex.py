@@ -26,15 +26,14 @@ import pybase64
 from protocol.values.effects import DetectSpeech
 from protocol.values.errors import FrameError
 from protocol.values.events import SpeechStarted
-from protocol.values.limits import MS_PER_S, NS_PER_S, SPEECH_THRESHOLD
+from protocol.values.frames import Received, Shortened
+from protocol.values.limits import MS_PER_S, NS_PER_S, OF_MODE, SPEECH_THRESHOLD
 from protocol.values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, SAMPLE_BYTES, UNIT_BYTES
-from protocol.values.modes import OF_MODE
-from protocol.values.utf8 import Received, Shortened
 from protocol.wire.audio import to_pcm16
 from protocol.wire.codec import parse_frame
 
 from ..media.speech_detector import SpeechDetector
-from .translated import dump
+from .adapters import dump
 
 HALF_DUPLEX_PATH: Final = "/ws/half_duplex/"
 TIMEOUT_S: Final = 300

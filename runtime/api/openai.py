@@ -1,4 +1,4 @@
-"""OpenAI's HTTP API, as far as it is served: answers, transcriptions and client secrets.
+"""OpenAI's HTTP API, as far as it is served: answers, transcriptions, client secrets, calls.
 
 | path | is | for |
 |---|---|---|
@@ -14,45 +14,62 @@
 - What is refused before the first piece has a status; later a stream ends with the error.
 - A secret's settings are read as those of a `session.update` are, and its sessions begin with them.
 - Errors have OpenAI's form (`net.http.CodedError`). Other addresses of that API are refused by name.
+
+Calls of browsers by WebRTC, as OpenAI's APIs have them; their offers go to the door:
+
+| path | is | for |
+|---|---|---|
+| `POST /v1/realtime/calls` | answers the offer of a peer connection (SDP) | each key, and secret |
+| `POST /v1/live/sessions` | the same for OpenAI's Live API: `{"session", "transport": {"type": "webrtc", "sdp"}}` | each key |
+
+The body of a call is the offer (`application/sdp`), or a form of `sdp` and `session`, its settings.
+`?model=` is as that of the WebSocket. The key is judged first, then the offer is read by the door
+(`antiphon door`), which begins a session with the same key.
 """  # noqa: E501 - a table
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, NoReturn, Protocol
+from urllib.parse import urlencode
 
+import anyio
 import anyio.to_thread
 import attrs
 import orjson
+from anyio.streams.buffered import BufferedByteReceiveStream
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from protocol.values.errors import FieldError, FrameError
-from protocol.values.modes import Mode
+from protocol.values.limits import Mode
 from protocol.values.requests import Request as Asked
 from protocol.wire.audio import to_pcm16
 from protocol.wire.codec import Context, Fields, as_object, parse_frame
 from protocol.wire.dialects import OPENAI, OPENAI_TRANSCRIPTION
 from protocol.wire.dialects.shared import SESSION_UPDATE
 
-from ..access import client_secrets
+from ..access import keys
+from ..access.gate import CALLS_PATH, principal_of
 from ..access.keys import Key
-from ..access.middleware import principal_of
+from ..link.link import connect, read_address
 from ..media.decoder import Client, MediaDecoder
 from ..media.values import MediaError
-from ..net.http import CodedError, bad_request, error_for, json_response
+from ..net.http import LIVE_PATH, CodedError, bad_request, error_for, json_response
 from ..net.limits import LargeMessageLimiter
 from ..settings.settings import MIB, Settings
+from ..webrtc.offer import LINE_BYTES_MAX, OFFER_BYTES_MAX
 from . import completions, transcriptions
-from .local_client import RETRY, LocalClient
-from .requests import ConcurrencyLimit, Stream, Write, read_body, until_gone
+from .adapters import RETRY, LocalClient
+from .requests import ConcurrencyLimit, Stream, Write, check_names, read_body, until_gone
+from .transcriptions import read_form
 
 SECRET_BODY_BYTES_MAX: Final = 64 * 1024
 """More than fits into a secret: its error says so."""
@@ -101,12 +118,12 @@ def sign_secret(key: Key, lifetime_s: int, **claims: Any) -> tuple[str, int]:
         text = "a client secret makes no other one"
         raise CodedError(HTTPStatus.FORBIDDEN, "scope_too_small", text)
     made_s = int(time.time())
-    secret = client_secrets.ClientSecret(
+    secret = keys.ClientSecret(
         key_name=key.name, made_s=made_s, expires_s=made_s + lifetime_s, **claims
     )
     try:
         return secret.sign(key), secret.expires_s
-    except client_secrets.SecretTooLongError as error:
+    except keys.SecretTooLongError as error:
         text = f"the session's settings do not fit: {error}"
         raise bad_request("invalid_payload", text, "session") from None
 
@@ -307,14 +324,14 @@ def _id_of(created: dict[str, Any]) -> dict[str, str]:
 
 def _read_wish(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Read the lifetime and the settings of a secret, which may be empty; raises `FieldError`."""
-    lifetime_s, session = client_secrets.LIFETIME_S, dict[str, Any]()
+    lifetime_s, session = keys.LIFETIME_S, dict[str, Any]()
     for name in body.keys() - {"expires_after", "session"}:
         Fields({name: None}).refuse_unknown()
     if body.get("expires_after") is not None:
         after = as_object(body["expires_after"], "$.expires_after")
         read = Fields({"anchor": "created_at", **after}, "$.expires_after")
         read.required("anchor", lambda value: value.choice(("created_at",)))
-        bounds = client_secrets.LIFETIME_S_MIN, client_secrets.LIFETIME_S_MAX
+        bounds = keys.LIFETIME_S_MIN, keys.LIFETIME_S_MAX
         lifetime_s = read.required("seconds", lambda value: value.integer(*bounds))
         read.refuse_unknown()
     if body.get("session") is not None:
@@ -325,3 +342,110 @@ def _read_wish(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         update = {"type": SESSION_UPDATE, "session": session}
         dialect.parse(Asked.UPDATE, update, Context(mode="audio"))
     return lifetime_s, session
+
+
+# -- calls by WebRTC -------------------------------------------------------------------------------
+
+ANSWER_WAIT_S: Final = 20.0
+OFFERS_MAX: Final = 64
+OFFERS_PER_KEY_MAX: Final = 8
+_LOST: Final = (
+    *(OSError, TimeoutError, anyio.EndOfStream, anyio.IncompleteRead),
+    *(anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.DelimiterNotFound),
+)
+_SENT_ON: Final = ("authorization", "openai-safety-identifier")
+
+
+class Calls:
+    """The route to the door at an address, as for a worker; None for none.
+
+    `check` refuses a client that may not have a session of a mode now.
+    """
+
+    def __init__(self, door: str | None, check: Callable[[Request, Mode], object]) -> None:
+        self._door = read_address(door) if door else None
+        self._check = check
+        self._offers = ConcurrencyLimit(OFFERS_MAX, OFFERS_PER_KEY_MAX)
+
+    def routes(self) -> list[Route]:
+        """The routes, for `http.make_app`."""
+        return [
+            Route(CALLS_PATH, self._begin, methods=["POST"]),
+            Route(LIVE_PATH, self._begin_live, methods=["POST"]),
+        ]
+
+    async def _begin_live(self, request: Request) -> Response:
+        self._check(request, "audio")
+        check_names(request, ())
+        with self._offers.take(request):
+            body = read_object(await read_body(request, OFFER_BYTES_MAX), OFFER_BYTES_MAX)
+            match body:
+                case {"session": dict(session), "transport": {"type": "webrtc", "sdp": str(sdp)}}:
+                    answer = await self._ask(request, sdp.encode(), session, is_live=True)
+                case _:
+                    text = "session and transport are needed, the transport is webrtc with an sdp"
+                    raise bad_request("invalid_payload", text, "transport")
+        transport = {"type": "webrtc", "sdp": _sdp_of(answer)}
+        return json_response({"session": {"id": answer["call"]}, "transport": transport})
+
+    async def _begin(self, request: Request) -> Response:
+        self._check(request, "audio")
+        check_names(request, ("model",))
+        with self._offers.take(request):
+            body = await read_body(request, OFFER_BYTES_MAX)
+            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            session = None
+            if kind != "application/sdp":
+                fields = read_form(request.headers.get("content-type", ""), body)
+                body = fields.get("sdp", b"")
+                if "session" in fields:
+                    session = read_object(fields["session"], OFFER_BYTES_MAX)
+            answer = await self._ask(request, body, session)
+        return Response(
+            _sdp_of(answer),
+            HTTPStatus.CREATED,
+            {"Location": f"{CALLS_PATH}/{answer['call']}"},
+            "application/sdp",
+        )
+
+    async def _ask(
+        self,
+        request: Request,
+        offer: bytes,
+        session: Mapping[str, Any] | None,
+        *,
+        is_live: bool = False,
+    ) -> dict[str, Any]:
+        """Ask the door for an answer; raises `CodedError`."""
+        if self._door is None:
+            text = "WebRTC is not served here: connect by WebSocket"
+            raise CodedError(HTTPStatus.NOT_FOUND, "not_served", text)
+        query = urlencode({"model": (session or {}).get("model", ""), **request.query_params})
+        asked = {
+            "sdp": offer.decode("utf-8", "replace"),
+            "target": LIVE_PATH if is_live else f"/v1/realtime?{query}",
+            "is_live": is_live,
+            "party": principal_of(request).name or (request.client.host if request.client else ""),
+            "headers": {it: request.headers[it] for it in _SENT_ON if it in request.headers},
+            "session": session,
+        }
+        try:
+            with anyio.fail_after(ANSWER_WAIT_S):
+                async with await connect(self._door, None) as stream:
+                    await stream.send(orjson.dumps(asked) + b"\n")
+                    lines = BufferedByteReceiveStream(stream)
+                    line = await lines.receive_until(b"\n", LINE_BYTES_MAX)
+        except _LOST as error:
+            text = "the door for WebRTC does not answer, try again later"
+            status = HTTPStatus.SERVICE_UNAVAILABLE
+            raise CodedError(status, "service_unavailable", text, headers=RETRY) from error
+        return dict(orjson.loads(line))
+
+
+def _sdp_of(answer: Mapping[str, Any]) -> str:
+    """Return the SDP that the door answered with; raises `CodedError` if it refused."""
+    if "sdp" not in answer:
+        status = answer["status"]
+        headers = RETRY if status == HTTPStatus.SERVICE_UNAVAILABLE else None
+        raise CodedError(status, answer["code"], answer["message"], headers=headers)
+    return str(answer["sdp"])

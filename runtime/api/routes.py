@@ -42,9 +42,8 @@ from starlette.routing import Route
 
 from protocol.values.errors import LocalProtocolError
 
-from ..access.gate import require_admin
+from ..access.gate import principal_of, require_admin
 from ..access.keys import Key
-from ..access.middleware import principal_of
 from ..model.backends.base import BackendError
 from ..net.http import json_response
 from ..net.limits import origin_of
@@ -54,7 +53,7 @@ from ..slots.admission import TicketStatus
 from ..slots.workers import UnknownWorkerError, WorkersDifferError, WorkerStatus
 from ..telemetry.metrics import Metrics
 from ..telemetry.watching import ServerStatus, SessionStatus, session_json, status_json
-from .demo_pages import queue_of
+from .pages import queue_of
 from .requests import NotHere, read_body, read_text
 
 # -- workers ---------------------------------------------------------------------------------------

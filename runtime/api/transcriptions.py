@@ -18,8 +18,8 @@ import pybase64
 from protocol.values.model import INPUT_RATE_HZ, SAMPLE16_BYTES
 
 from ..net.http import bad_request
+from .adapters import LocalClient
 from .completions import refuse_value, session_error
-from .local_client import LocalClient
 
 PARTS_MAX: Final = 32
 """Of a form: there are some fifteen fields."""

@@ -39,12 +39,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from protocol.values.errors import FrameError
-from protocol.values.utf8 import Received, Shortened
+from protocol.values.frames import Received, Shortened
 from protocol.wire.codec import parse_frame
 
 from ..access.gate import AccessControl, Admitted, Denied, Headers, values_of
+from .adapters import dump
 from .requests import check_names, read_body
-from .translated import dump
 
 TWILIO_PATH: Final = "/v1/twilio"
 PARAMETERS: Final = ("instructions", "voice", "greet")

@@ -1,4 +1,6 @@
-"""A duplex session in the SDK: sound in, typed events out, until it is closed.
+"""Sessions of sound in the SDK: duplex ones, and transcriptions.
+
+A duplex session: sound in, typed events out, until it is closed.
 
 One task sends and one receives. Events are the canonical messages (`protocol.values.messages`)
 after `session.created`: `Listen`, `Speech`, `ToolCalled`, `GoingAway`, `ErrorReport`, `Closed`, and
@@ -15,6 +17,23 @@ waits for more, for `flush`, or for `interrupt`:
 - Frames belong to the unit of their sound's last sample, as on the server; the newest `FRAMES_MAX`
   of a unit are sent.
 - After a rest that was sent early, the next append ends that unit.
+
+A transcription: sound in, its text out while it comes.
+
+    async with antiphon.transcribe(url) as session:
+        await session.append(pcm)              # any amount of float32, 16 kHz mono
+        await session.finish()                 # that was the utterance
+        async for event in session:
+            match event:
+                case TranscriptDelta(text=text): print(text, end="", flush=True)
+                case TranscriptDone(): break
+
+One task sends and one receives. An utterance begins with its first sound and ends with `finish`.
+Its `TranscriptDone` follows the deltas whose joined texts are its text. An `ErrorReport` does not
+end the session: after `context_full` or `inference_error` the utterance ends with its text so far;
+sound refused with `buffer_full` is lost. An unknown model is raised. 003 has no close: leaving the
+block closes the connection. No pacing: a server keeps some 17 minutes of sound, and an utterance
+must fit the model's context.
 """
 
 from __future__ import annotations
@@ -24,7 +43,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from inspect import isawaitable
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import numpy as np
@@ -33,16 +52,16 @@ from anyio.abc import TaskGroup
 from numpy.typing import NDArray
 
 from protocol.values import messages as ms
-from protocol.values.errors import CLOSE_NORMAL
-from protocol.values.limits import APPEND_SAMPLES_MIN, FRAMES_MAX, INPUT_CHARS_MAX
-from protocol.values.live import LiveAnswer
+from protocol.values.errors import CLOSE_NORMAL, ErrorCode
+from protocol.values.limits import APPEND_SAMPLES_MIN, FRAMES_MAX, INPUT_CHARS_MAX, Mode
+from protocol.values.messages import Created, ErrorReport, TranscriptDelta, TranscriptDone
 from protocol.values.model import SAMPLE_BYTES, UNIT_SAMPLES, ToolCall, ToolResult
-from protocol.values.modes import Mode
+from protocol.values.openai import LiveAnswer
 from protocol.values.requests import Append, AppendSound, TellModel
 from protocol.values.state import Gate
 from protocol.wire.audio import to_pcm16
 
-from .errors import ClientError, LocalProtocolError, SessionClosedError
+from .errors import ClientError, LocalProtocolError, ReportedError, SessionClosedError
 from .session import ClientSession
 from .websocket import CLOSE_WAIT_S
 
@@ -310,3 +329,72 @@ async def close_politely(raw: ClientSession) -> None:
         return
     with anyio.move_on_after(CLOSE_WAIT_S), suppress(ClientError):
         await raw.close()
+
+
+# -- transcriptions --------------------------------------------------------------------------------
+
+PCM16_MAX: Final = 32_767
+APPEND_BYTES_MAX: Final = 320_000
+"""Ten seconds a message: far below the server's limit, and large enough to cost little."""
+MODEL_ERRORS: Final = frozenset({ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_NOT_VALIDATED})
+
+TranscriptEvent = TranscriptDelta | TranscriptDone | ErrorReport
+"""The events of a transcription."""
+
+
+class TranscriptionSession:
+    """A transcription whose model is chosen; `antiphon.transcribe` makes and closes it."""
+
+    def __init__(self, raw: ClientSession, *, created: Created) -> None:
+        self.raw = raw
+        self.created = created
+        self._is_begun = False
+
+    async def append(self, pcm: Samples) -> None:
+        """Send sound of the utterance; the first begins it.
+
+        Args:
+            pcm: any amount; float32, shape (samples,), 16 kHz mono, in [-1, 1], or its bytes (LE).
+
+        Raises:
+            LocalProtocolError: the sound is invalid.
+            SessionClosedError: the session is over.
+        """
+        pcm16 = pcm16_of(pcm)
+        if not self._is_begun:
+            self._is_begun = True
+            await self.raw.commit()
+        for start in range(0, len(pcm16), APPEND_BYTES_MAX):
+            await self.raw.append_sound(pcm16[start : start + APPEND_BYTES_MAX])
+
+    async def finish(self) -> None:
+        """End the utterance; its `TranscriptDone` follows. Raises `SessionClosedError`."""
+        self._is_begun = False
+        await self.raw.commit(final=True)
+
+    def __aiter__(self) -> TranscriptionSession:
+        return self
+
+    async def __anext__(self) -> TranscriptEvent:
+        """Wait for the next event.
+
+        Raises:
+            ReportedError: the server does not have the model.
+            SessionRefusedError: it has no place for the session.
+            SessionClosedError: the session is over.
+            RemoteProtocolError: the server broke the protocol.
+        """
+        while True:
+            message = await self.raw.receive_more()
+            match message:
+                case ErrorReport(code=code) if code in MODEL_ERRORS:
+                    raise ReportedError(message)
+                case TranscriptDelta() | TranscriptDone() | ErrorReport():
+                    return message
+
+
+def pcm16_of(pcm: Samples) -> bytes:
+    """Samples as signed 16-bit LE, clipped at full scale; raises `LocalProtocolError`."""
+    samples = np.frombuffer(to_pcm(pcm), "<f4")
+    pcm16: bytes = np.rint(samples.clip(-1, 1) * PCM16_MAX).astype("<i2").tobytes()
+    return pcm16

@@ -26,19 +26,18 @@ import attrs
 
 from protocol.values import messages as ms
 from protocol.values.errors import ADMISSION_ERRORS
-from protocol.values.live import LiveSettings
+from protocol.values.limits import Mode
 from protocol.values.model import INPUT_RATE_HZ, Tool
-from protocol.values.modes import Mode
+from protocol.values.openai import LiveSettings
 from protocol.values.requests import Init
 from protocol.values.state import Gate
 
 from .chat import ChatSession
-from .duplex import DuplexSession, Function
+from .duplex import DuplexSession, Function, TranscriptionSession
 from .errors import ClientError, LocalProtocolError, ReportedError, SessionClosedError
 from .resuming import RETRIES, RETRIES_MAX, OnConnection, backoff_s, may_pass
 from .session import ClientSession
 from .session import connect as connect_raw
-from .transcription import TranscriptionSession
 from .websocket import background
 
 Dialect = Literal["realtime", "duplex-v1", "legacy-duplex", "legacy-chat", "live"]

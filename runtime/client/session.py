@@ -29,8 +29,8 @@ import anyio
 from protocol.machine.client import ClientConnection
 from protocol.values import requests as rq
 from protocol.values.errors import ADMISSION_ERRORS
+from protocol.values.limits import OF_MODE, Mode
 from protocol.values.messages import Closed, ErrorReport, ServerMessage
-from protocol.values.modes import OF_MODE, Mode
 from protocol.values.openai import CancelResponse
 from protocol.values.state import Gate
 

@@ -33,7 +33,7 @@ from ..client.errors import ClientError
 from ..client.resuming import Reconnected, Reconnecting
 from ..client.sdk import Dialect, connect
 from ..media.sound import AudioFileError, read_wav, write_wav
-from .interrupts import run
+from ..net.process import run
 
 # -- a conversation --------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 from rich.console import Console
 
-from protocol.values.modes import Mode
+from protocol.values.limits import Mode
 
 from .. import ERROR, RUN, SOURCE_TREE
 from ..client.terminal import UnusableError, echo_json, json_option, usable

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..model.models import ModelUnknownError, ModelUnusableError, explained, model_folder
-from ..net.memory import importing
+from ..net.process import importing
 from ..settings.settings import QUANTIZATIONS, Settings
 from ..settings.sources import loading_options
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from ..model.backends.minicpmo.config import ModelConfig
     from ..model.backends.minicpmo.device import MemoryPlan
-
 
 # -- the examination -------------------------------------------------------------------------------
 

@@ -25,16 +25,16 @@ from rich.console import Console
 from rich.text import Text
 
 from protocol.values import messages as ms
-from protocol.values.live import UserWords
+from protocol.values.limits import Mode
 from protocol.values.model import SAMPLE_BYTES
-from protocol.values.modes import Mode
+from protocol.values.openai import UserWords
 from protocol.wire.media import check_frame
 
 from ..client import terminal
 from ..client.resuming import Reconnected, Reconnecting
 from ..client.websocket import background
 from ..media.sound import AudioFileError, read_wav, write_wav
-from .interrupts import run
+from ..net.process import run
 from .talk_session import Devices, Happening, Observer, Plan, Tally, cut_units, talk
 
 # -- views -----------------------------------------------------------------------------------------

@@ -39,8 +39,8 @@ import numpy as np
 
 from protocol.values import messages as ms
 from protocol.values.errors import CLIENT_ERRORS, ErrorCode
+from protocol.values.limits import Mode
 from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, UNIT_BYTES
-from protocol.values.modes import Mode
 from protocol.values.requests import Append, Init
 from protocol.values.state import Gate
 

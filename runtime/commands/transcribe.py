@@ -28,13 +28,13 @@ from protocol.values.messages import Created, ErrorReport, TranscriptDelta, Tran
 from protocol.values.model import UNIT_BYTES
 
 from ..client import terminal
+from ..client.duplex import TranscriptionSession
 from ..client.errors import ClientError, ReportedError, SessionClosedError
 from ..client.resuming import Reconnected, Reconnecting
 from ..client.sdk import transcribe
-from ..client.transcription import TranscriptionSession
 from ..client.websocket import background
 from ..media.sound import read_wav
-from .interrupts import run
+from ..net.process import run
 
 UTTERANCE_S_MAX: Final = 300
 """Half of a context of 8192, and with two in flight a third of the sound that a server keeps."""

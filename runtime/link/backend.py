@@ -25,12 +25,23 @@ from protocol.values.model import Chunk, Cut, Finalized, Opened, Opening, PastUn
 from recorder.format.format import RecordInvalid
 
 from ..model.backends import base
-from .address import WorkerAddress
-from .address import connect as connect_to
-from .frames import HELLO_WAIT_S, TEXT_CHARS_MAX, LinkError, LinkRefused
-from .hello import Wire, greet_worker
-from .link import Link
-from .messages import SETUP, Answer, Ask, Cancel, Failed, Message, Rebuild, Speaks, Why
+from .link import Link, Wire, WorkerAddress, greet_worker
+from .link import connect as connect_to
+from .messages import (
+    HELLO_WAIT_S,
+    SETUP,
+    TEXT_CHARS_MAX,
+    Answer,
+    Ask,
+    Cancel,
+    Failed,
+    LinkError,
+    LinkRefused,
+    Message,
+    Rebuild,
+    Speaks,
+    Why,
+)
 
 Done = TypeVar("Done", bound=ev.Event)
 Made = TypeVar("Made", bound="WorkerBackend")

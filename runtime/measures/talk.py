@@ -1,11 +1,11 @@
 """A duplex session, heard as its client hears it: what crosses the wire becomes a conversation.
 
 It is fed with the messages of both ends, live from the machine and later from a log, so that both
-give the same. Memory holds intervals, the sound that may still move (`placing`) and 2 s more.
+give the same. Memory holds intervals, the sound that may still move (`Line`) and 2 s more.
 
 Where the model is heard: its sound as a client plays it, and the words that go with it. A piece
 begins when it was sent, or after the sound that still plays; later, if the client's sound came
-ahead of the clock (`placing.Lead`). An interruption cuts what is not heard
+ahead of the clock (`Lead`). An interruption cuts what is not heard
 by then, with its words. Words stand where the sound does that is sent at the same time; without
 one, where they were sent.
 
@@ -19,51 +19,245 @@ has no place; a position in it is the end of the sound before.
 After a gap of `SPEECH_GAP_MS` in the client's sound the detector starts again: a client that sends
 nothing does not speak. Memory holds what was found, and the last seconds of sound.
 
-A call of a tool is followed by the name that the model gave it, from the silent part that closes
-it (`CallStories`). Its result is what the next unit feeds; the speech after that counts as the
-model's answer.
+Where a sound is placed, on the session's clock and to the sample:
+
+- Sample `n` of a voice stands `n / rate` after the session's start, so sounds lie on one grid and
+  two of a voice never overlap.
+- A microphone's sound was heard before it came. A sound of `n` samples that came at `t` ends at
+  `t`, or follows the sound before if that is not over: if a client sends faster than real time, its
+  sound is heard later than it came.
+- What a model says is heard as much later than it was sent as its unit was begun before the unit's
+  sound could have been spoken (`Lead`). A client that sends a file at once is answered in a moment;
+  heard like that, the answers would stand in the middle of the question.
+- Sound that a network held up comes at once, and was heard in the gap before: the stretch that
+  begins after a gap is moved back into it, while sound comes that would otherwise be late.
+- Played sound begins when it came, or after the sound that still plays: the model's sound, as a
+  client plays it, and the sound of a chat's question, which is a file.
+- A sound that is cut off ends there, and the next may begin there.
+
+All that shows, exports or measures a session uses this, so that a page, a file and a metric agree.
+A line holds no sound.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Literal
 
 import attrs
 
-from protocol.machine.tools import UNANSWERED
 from protocol.values import events as ev
 from protocol.values import messages as ms
 from protocol.values import model
 from protocol.values import openai as oa
 from protocol.values.behaviour import LATE_FORMATS, NEWEST
 from protocol.values.effects import DetectSpeech
-from protocol.values.limits import SPEECH_SILENCE_MS, SPEECH_THRESHOLD
-from protocol.values.modes import Mode
+from protocol.values.limits import (
+    APPEND_SAMPLES_MAX,
+    MS_PER_S,
+    NS_PER_MS,
+    NS_PER_S,
+    SPEECH_SILENCE_MS,
+    SPEECH_THRESHOLD,
+    Mode,
+)
+from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES
 from protocol.values.requests import Append, AppendSound, ClientMessage, Init
 from protocol.wire.audio import LIVE_RATE_HZ, expand, ratio_of, to_pcm16
 
 from ..media.speech_detector import SpeechDetector
-from .conversation import Conversation, Text, times
-from .measure import PAUSE_MS, SPEECH_GAP_MS, Total, Value
-from .placing import (
-    JITTER_MS,
+from .conversation import (
+    PAUSE_MS,
+    RATE_HZ,
+    SPEECH_GAP_MS,
     TICK_HZ,
     TICKS_PER_MS,
     TICKS_PER_SAMPLE,
-    Lead,
-    Line,
-    Sound,
+    Conversation,
     Span,
-    Stretch,
+    Text,
+    Voice,
     join,
-    ns_of,
-    sample_at,
     ticks_of,
-    time_of,
 )
+
+# -- where a sound is heard ------------------------------------------------------------------------
+
+CAPTURED_NS_MAX: Final = (APPEND_SAMPLES_MAX + 1) * NS_PER_S // INPUT_RATE_HZ
+"""How long before it came sound was heard at most: the most a dialect takes, plus one sample."""
+JITTER_MS: Final = 40
+"""A shorter gap is the jitter of a network, and nothing is moved into it."""
+HELD_UP_S_MAX: Final = 10
+"""A network that is silent for longer has lost the connection."""
+BURST_NS_MAX: Final = 2 * NS_PER_S
+"""Sound that was held up comes within this time; no microphone sends too fast for longer."""
+SETTLED_NS: Final = CAPTURED_NS_MAX + HELD_UP_S_MAX * NS_PER_S + BURST_NS_MAX
+"""Sound this long before the last that came moves no more."""
+
+
+POSITIONS_MAX: Final = 4096
+"""Pieces of sound whose place is known: 80 s of 20 ms each, and words come sooner."""
+
+
+class Positions:
+    """Where the user's sound stands on the session's clock, by its own milliseconds."""
+
+    def __init__(self) -> None:
+        self._pieces = deque[tuple[int, int]](maxlen=POSITIONS_MAX)
+        self._samples = 0
+
+    def add(self, samples: int, begin_ns: int) -> None:
+        """Take the place of the next sound."""
+        self._pieces.append((self._samples, begin_ns))
+        self._samples += samples
+
+    def span(self, start_ms: int, end_ms: int, now_ns: int) -> tuple[int, int]:
+        """Return when a part of the sound was heard; `now_ns` where that is unknown, or later."""
+        begin_ns, end_ns = (min(self._at_ns(at_ms, now_ns), now_ns) for at_ms in (start_ms, end_ms))
+        return begin_ns, max(begin_ns, end_ns)
+
+    def _at_ns(self, at_ms: int, now_ns: int) -> int:
+        sample = at_ms * INPUT_RATE_HZ // MS_PER_S
+        for first, begin_ns in reversed(self._pieces):
+            if first <= sample:
+                return begin_ns + time_of("user", sample - first)
+        return now_ns
+
+
+def sample_at(voice: Voice, at_ns: int) -> int:
+    """Return the first sample of a voice at or after a time."""
+    return -(-at_ns * RATE_HZ[voice] // NS_PER_S)
+
+
+def time_of(voice: Voice, sample: int) -> int:
+    """Return when a sample is heard; never before the time that `sample_at` was given."""
+    return sample * NS_PER_S // RATE_HZ[voice]
+
+
+class Lead:
+    """How far the model is ahead of the clock: it hears sound before that can have been spoken.
+
+    `ns` is 0 with a microphone; a shorter lead is the jitter of a network.
+    """
+
+    def __init__(self) -> None:
+        self.ns = 0
+        self._last_ns = 0
+
+    def begin(self, at_ns: int, user: Line, samples_waiting: int) -> None:
+        """Take a unit that begins; the model does not have the last samples of the user."""
+        self.ns = ahead_ns(time_of(user.voice, max(user.end - samples_waiting, 0)), at_ns)
+
+    def at(self, at_ns: int) -> int:
+        """When it is heard what a unit says, sent at a time, which does not decrease."""
+        self._last_ns = max(self._last_ns, at_ns + self.ns)
+        return self._last_ns
+
+    def after(self, at_ns: int) -> int:
+        """When it happens what else the server does at a time: not before what was said."""
+        return max(self._last_ns, at_ns)
+
+
+def ahead_ns(end_ns: int, at_ns: int) -> int:
+    """How long before its end sound came, at a time."""
+    return end_ns - at_ns if end_ns - at_ns > JITTER_MS * NS_PER_MS else 0
+
+
+@attrs.frozen(kw_only=True)
+class Sound:
+    """A sound that arrived from the user, or was sent to them, at `at_ns`.
+
+    `begin` (from the session's start) and `pcm` (float32 LE, mono) are at the voice's rate;
+    `response_id` is the model's turn.
+    """
+
+    voice: Voice
+    at_ns: int
+    begin: int
+    pcm: bytes
+    response_id: str = ""
+
+    @property
+    def end(self) -> int:
+        """The sample after its last."""
+        return self.begin + len(self.pcm) // SAMPLE_BYTES
+
+    @property
+    def begin_ns(self) -> int:
+        """When it is first heard."""
+        return time_of(self.voice, self.begin)
+
+    @property
+    def end_ns(self) -> int:
+        """When it is over."""
+        return time_of(self.voice, self.end)
+
+
+@attrs.define(eq=False)
+class Stretch:
+    """Sound without a gap; it was moved back by `moved` samples in all, and begins at `begin`."""
+
+    begin: int
+    moved: int = 0
+
+
+class Line:
+    """One voice's line, placed up to `end`.
+
+    `begin` is the first sample of the current stretch, after the last gap; the last call of `place`
+    moved that stretch back by `moved` samples. `stretch` is that stretch.
+    """
+
+    def __init__(self, voice: Voice) -> None:
+        self.voice: Final[Voice] = voice
+        self.end = self.begin = self.moved = 0
+        self.stretch = Stretch(0)
+        self._floor = 0
+        self._came_ns = 0
+
+    def place(self, at_ns: int, samples: int, *, is_captured: bool) -> int:
+        """Place samples that came at `at_ns` after all placed before; return the first one's place.
+
+        Captured sound is a microphone's, heard before it came, and earlier sound of the stretch may
+        have `moved`; other sound is played from now on.
+        """
+        rate_hz = RATE_HZ[self.voice]
+        if is_captured:
+            wanted = at_ns * rate_hz // NS_PER_S - samples
+        else:
+            wanted = sample_at(self.voice, at_ns)
+        self.moved = 0
+        if wanted - self.end > JITTER_MS * rate_hz // 1000:
+            self._floor = max(self.end, wanted - HELD_UP_S_MAX * rate_hz)
+            self.begin, self._came_ns = wanted, at_ns
+        elif is_captured and at_ns - self._came_ns <= BURST_NS_MAX:
+            self.moved = max(0, min(self.end - wanted, self.begin - self._floor))
+            self.begin -= self.moved
+        begin = max(wanted, self.end - self.moved)
+        self.end = begin + samples
+        if self.moved:
+            self.stretch.moved += self.moved
+            self.stretch.begin = self.begin
+        elif self.begin != self.stretch.begin:
+            self.stretch = Stretch(self.begin)
+        return begin
+
+    def cut(self, at_ns: int) -> int:
+        """End the placed sound at a time, if it is not over by then; return the line's end."""
+        self.end = min(self.end, sample_at(self.voice, at_ns))
+        return self.end
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing placed moves any more: the stretch lies at the sound before."""
+        return self.begin <= self._floor
+
+    def settled_ns(self, now_ns: int) -> int:
+        """The time before which sound that comes from now on moves and places nothing."""
+        can_move = now_ns - self._came_ns <= BURST_NS_MAX
+        return time_of(self.voice, min(self._floor, self.end) if can_move else self.end)
+
 
 # -- where the model is heard ----------------------------------------------------------------------
 
@@ -561,105 +755,3 @@ class Talk:
             self._movable.popleft()
             self.user.add(sound)
         self.user.place(now_ns)
-
-
-# -- calls of tools -------------------------------------------------------------------------------
-
-
-@attrs.frozen(kw_only=True)
-class CallStory:
-    """A call of a tool in a duplex session.
-
-    Attributes:
-        at_ns: when it was sent; of one that was not, when it was refused.
-        ended_ns: when its result, or an error in its place, was fed to the model, if it was.
-        spoken_ns: when the model spoke next, if it did.
-        result: what was fed.
-        is_answered: the client's result was fed, and no error in its place.
-    """
-
-    at_ns: int
-    call: str
-    name: str = ""
-    arguments: str = ""
-    ended_ns: int | None = None
-    spoken_ns: int | None = None
-    result: str = ""
-    is_answered: bool = False
-
-
-class CallStories:
-    """Follows the calls of a session; without texts, an hour of them takes some kilobytes."""
-
-    def __init__(self, *, keeps_texts: bool = True) -> None:
-        self.found: dict[str, CallStory] = {}
-        self._keeps_texts: Final = keeps_texts
-        self._faults: set[str] = set()
-        self._silent: list[str] = []  # calls whose result was fed, and the model did not speak
-        self._made = 0
-
-    def take(self, event: ev.Event) -> list[CallStory]:
-        """Take an event: what the model did in silence, or said; returns the calls that it made."""
-        match event:
-            case ev.FinalizeDone(at_ns=at_ns, finalized=done) if done.silent is not None:
-                return [self._called(at_ns, it) for it in done.silent.spans if it.kind == "call"]
-            case ev.UnitDone(at_ns=at_ns, result=result) if not result.is_listen:
-                for call in self._silent:
-                    self.found[call] = attrs.evolve(self.found[call], spoken_ns=at_ns)
-                self._silent.clear()
-        return []
-
-    def _called(self, at_ns: int, span: model.Span) -> CallStory:
-        self._made += 1
-        call = f"t{self._made}"
-        if span.fault:
-            self._faults.add(call)
-        text = span.arguments if self._keeps_texts else ""
-        made = CallStory(at_ns=at_ns, call=call, name=span.name, arguments=text)
-        self.found[call] = made
-        return made
-
-    def fed(self, each: model.UnitInput, at_ns: int) -> list[CallStory]:
-        """Take an event that a unit feeds, maybe again; returns the call whose result it is."""
-        story = self.found.get(each.call)
-        if each.kind != "result" or story is None:
-            return []
-        if each.call not in self._silent:
-            self._silent.append(each.call)
-        self.found[each.call] = story = attrs.evolve(
-            story,
-            ended_ns=at_ns,
-            result=each.text if self._keeps_texts else "",
-            is_answered=each.call not in self._faults and each.text not in UNANSWERED,
-        )
-        return [story]
-
-
-def tool_scores(calls: Iterable[CallStory], user: Sequence[Span]) -> dict[str, Value | None]:
-    """Measure the calls of a session, given the user's speech; nothing without a call."""
-    made = [*calls]
-    if not made:
-        return {}
-    answered = [it for it in made if it.is_answered]
-    return {
-        "tool_calls": Total(len(made)),
-        "tool_calls_unanswered": Total(len(made) - len(answered)),
-        "tool_call_delay": times(_delays(made, user)),
-        "tool_result_delay": times(
-            (it.at_ns, it.ended_ns - it.at_ns) for it in answered if it.ended_ns is not None
-        ),
-        "tool_speech_delay": times(
-            (it.ended_ns, it.spoken_ns - it.ended_ns)
-            for it in answered
-            if it.ended_ns is not None and it.spoken_ns is not None
-        ),
-    }
-
-
-def _delays(calls: Iterable[CallStory], user: Sequence[Span]) -> Iterator[tuple[int, int]]:
-    """When each call was made, and how long after the user's last word."""
-    for it in calls:
-        index = bisect_right(user, it.at_ns, key=lambda span: ns_of(span.begin)) - 1
-        ended_ns = ns_of(user[index].end) if index >= 0 else it.at_ns + 1
-        if ended_ns <= it.at_ns:
-            yield it.at_ns, it.at_ns - ended_ns

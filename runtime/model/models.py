@@ -24,7 +24,7 @@ from anyio import to_thread
 from protocol.values.limits import VOICE_STEPS
 
 from .. import SOURCE_TREE
-from ..net.memory import importing
+from ..net.process import importing
 from ..settings.extras import what_is_missing
 from ..settings.settings import CONTEXT_PERCENT, nearest
 from .backends.base import Backend, BackendError, BackendInfo

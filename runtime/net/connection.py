@@ -30,7 +30,7 @@ from typing import Final, NoReturn, Protocol
 import anyio
 import attrs
 
-from protocol.values.utf8 import Received
+from protocol.values.frames import Received
 from protocol.wire.codec import frame_bytes
 
 # -- a WebSocket -----------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ from httpcore2 import AsyncNetworkStream, NetworkError
 
 from ..settings.settings import Settings
 from .limits import RECEIVING_BYTES_MAX, Budget, Counters, Drop, PartyRates, Share
-from .memory import HEAP_SPARE_BYTES, give_back
+from .process import HEAP_SPARE_BYTES, give_back
 
 # -- TCP -------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ one application behind the same gate (`Gateway.app`). Both start before the mode
 loaded, sessions are refused with `service_unavailable`.
 
 A client may come back to its session on another connection (`come_back`), or attach to a running
-session of `live`, and only listen (`SidebandServer`, `api.sideband`).
+session of `live`, and only listen (`SidebandServer`, `api.tail`).
 `/v1/live/sessions/{id}/attach` is for the session's own key and for `admin`. It is a view of the
 session's log, like its live tail over HTTP: it changes neither the session nor its timing. So only
 a session that is recorded has it; others, and those that the key may not see, are a 404. A client
@@ -32,9 +32,9 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from protocol.values import errors
+from protocol.values.frames import Frame, Received, Shortened
+from protocol.values.limits import MODES, OF_MODE, Mode
 from protocol.values.messages import ComeBack, EndReason, ErrorReport
-from protocol.values.modes import MODES, OF_MODE, Mode
-from protocol.values.utf8 import Frame, Received, Shortened
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects import LIVE, OMNI, OPENAI, OPENAI_TRANSCRIPTION, first_dialect
 from protocol.wire.dialects.omni import NOT_RESUMED, Return
@@ -45,27 +45,21 @@ from recorder.storage.remote import RemoteStore
 from recorder.storage.store import LogInfo
 from recorder.write.writer import Recorder
 
-from ..access.gate import Admitted, Denied, open_gate
+from ..access.gate import AccessMiddleware, Admitted, Denied, answer_denied, open_gate, principal_of
 from ..access.keys import Key
-from ..access.middleware import AccessMiddleware, answer_denied, principal_of
-from ..api.calls import Calls
-from ..api.demo_pages import DemoPages
+from ..api.adapters import LocalClient, TranslatedWebSocket
 from ..api.half_duplex import HALF_DUPLEX_PATH, HalfDuplex
-from ..api.local_client import LocalClient
-from ..api.marks import Marks
-from ..api.openai import OpenAIApi
+from ..api.openai import Calls, OpenAIApi
 from ..api.pages import ADDRESS as CONSOLE
-from ..api.pages import Console, Pages, is_public
-from ..api.recordings import NO_RECORDING, Recordings
+from ..api.pages import Console, DemoPages, Pages, is_public
+from ..api.recordings import NO_RECORDING, Marks, Recordings
 from ..api.requests import ConcurrencyLimit, NotHere, in_thread
 from ..api.routes import Api, WorkersApi
-from ..api.sideband import Sideband, refused
-from ..api.tail import Tail, follow
-from ..api.translated import TranslatedWebSocket
+from ..api.tail import Sideband, Tail, follow, refused
 from ..api.twilio import TWILIO_PATH, Call, Twilio
 from ..api.views import LoadViewer
 from ..api.voices import Voices
-from ..link.hello import read_token
+from ..link.link import read_token
 from ..media.decoder import MediaDecoder
 from ..media.voices import VoiceLibrary
 from ..net.connection import Connection, OnMessages, WebSocket, WebSocketClosed
@@ -79,7 +73,7 @@ from ..session.server import NO_SESSION, Server
 from ..session.setup import VERSION, Parent, model_names
 from ..settings.settings import Settings
 from ..slots.workers import workers_wanted
-from ..telemetry.watchers import ServerTelemetry, make_telemetry
+from ..telemetry.metrics import ServerTelemetry, make_telemetry
 from ..telemetry.watching import ServerStatus, SessionStatus
 from .relay import AWAY, NOT_HERE, Relay, is_relayed
 from .retention import make_retainer, make_uploader

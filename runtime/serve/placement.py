@@ -44,9 +44,8 @@ from anyio.abc import ByteReceiveStream, Process, TaskGroup
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from .. import ERROR, RUN
-from ..link.address import UnixAddress, WorkerAddress, read_address
 from ..link.backend import WorkerBackend, connect, greet
-from ..link.hello import read_token
+from ..link.link import UnixAddress, WorkerAddress, read_address, read_token
 from ..model.backends.base import Backend, BackendError, BackendGone, BackendRefused
 from ..model.models import MODELS, is_installed
 from ..settings.settings import Settings, declared, nearest

@@ -39,8 +39,7 @@ from typing import Final
 
 import attrs
 
-from protocol.values.limits import LABEL_CHARS_MAX
-from protocol.values.modes import OF_MODE, Mode
+from protocol.values.limits import LABEL_CHARS_MAX, OF_MODE, Mode
 from protocol.wire import dialects
 from protocol.wire.dialects import OPENING
 from protocol.wire.table import Dialect

@@ -27,8 +27,7 @@ from recorder.storage.remote import RemoteStore, StoreError
 
 from ..access.keys import KeyFileError, read_key_file
 from ..access.origins import is_loopback, read_origins
-from ..link.address import read_address
-from ..link.hello import read_token
+from ..link.link import read_address, read_token
 from ..media.voices import NAME_RULE, is_voice_name
 from ..model.models import MOONSHINE, ModelUnknownError, check_model, has_moonshine
 from ..net.listener import Address

@@ -43,7 +43,7 @@ from ..net import listener
 from ..net.connection import CLOSE_FLUSH_S, Ready
 from ..net.limits import Counters
 from ..net.listener import Address
-from ..net.memory import find_what_was_spared, keep_what_is_freed, spare_what_stays
+from ..net.process import find_what_was_spared, keep_what_is_freed, spare_what_stays
 from ..net.tls import Certificate, CertificateError
 from ..session.journal import FIN_WAIT_S, ready_now
 from ..session.model_calls import RELEASE_WAIT_S
@@ -52,7 +52,7 @@ from ..session.setup import SystemIdentities
 from ..session.speech_input import ENERGY_ONLY, SpeechInput, Transcriber
 from ..settings.settings import Settings
 from ..slots.workers import REPLACE_SPARE_S, Workers
-from ..telemetry.watchers import TracesMissingError
+from ..telemetry.metrics import TracesMissingError
 from .gateway import Gateway
 from .placement import Load, Placement, Scales, placement_of
 

@@ -30,12 +30,12 @@ from anyio.abc import TaskGroup
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.digest import session_id_of
 from protocol.values.errors import CLOSE_NORMAL, CLOSE_RESTART
+from protocol.values.frames import Frame, Received, Shortened
 from protocol.values.limits import NS_PER_S
 from protocol.values.messages import ErrorReport
+from protocol.values.records import session_id_of
 from protocol.values.state import State
-from protocol.values.utf8 import Frame, Received, Shortened
 from recorder.format.format import Fields
 from recorder.format.mapping import fin_fields
 from recorder.read.past import Past
@@ -496,7 +496,8 @@ class Driver:
         if ErrorReport in map(type, session.peer.sent):
             self._errors += 1
         ready = self._journal.append_effects(session, event, effects)
-        self._perform(effects, ready, event.at_ns)
+        if effects:
+            self._perform(effects, ready, event.at_ns)
         if session.peer.is_closed:
             self._calls.stop_trying()
             self._decodes.cancel_all()

@@ -26,7 +26,7 @@ import attrs
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.errors import REFUSALS, ErrorCode, LocalProtocolError
-from protocol.values.record_names import RECORD_NAMES
+from protocol.values.records import RECORD_NAMES
 from protocol.values.state import State
 from recorder.format import mapping
 from recorder.format.format import Fields, Record, RecorderError

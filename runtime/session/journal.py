@@ -33,7 +33,7 @@ import anyio.to_thread
 from protocol.machine.session import Session
 from protocol.values.effects import Attach, Close, Effect, Send
 from protocol.values.events import Event
-from protocol.values.utf8 import Frame
+from protocol.values.frames import Frame
 from recorder.format.format import Fields, LogDamaged, LogFailed, LogFull, Record, RecorderError
 from recorder.format.mapping import KINDS, Hashes, event_record, step_records
 from recorder.read.past import Past
@@ -158,7 +158,8 @@ class Journal:
         recorded = step_records(session, event, effects, self._hashes)
         if urgent and session.is_resumable:
             self._note_frames(recorded)
-        self._append(event.at_ns, recorded, urgent=urgent)
+        self._note(event.at_ns, recorded)
+        self._hand_over(urgent=urgent)
         if self._log is None or not urgent:
             return ready_now
         return partial(self._written, self._log, self._seq - 1)

@@ -51,8 +51,7 @@ from recorder.read.past import Past
 
 from ..model.backends import base
 from ..slots.admission import Admission, Refused, Ticket
-from ..slots.pool import Lease
-from ..slots.workers import Workers
+from ..slots.workers import Lease, Workers
 from . import journal
 
 RELEASE_WAIT_S: Final = 10.0

@@ -26,9 +26,8 @@ import attrs
 from protocol.machine.session import Session
 from protocol.values.effects import Attach
 from protocol.values.errors import CLOSE_INTERNAL_ERROR, CLOSE_NORMAL
-from protocol.values.limits import NS_PER_S
+from protocol.values.limits import NS_PER_S, Mode
 from protocol.values.messages import ComeBack, Replaced, Resumable
-from protocol.values.modes import Mode
 from protocol.wire.dialects.shared import REPLACED, RESUMABLE, TOKEN
 
 from ..net.connection import Connection, Ready, WebSocket

@@ -21,8 +21,8 @@ from anyio.abc import TaskGroup
 from protocol.machine.session import Session
 from protocol.values import events as ev
 from protocol.values.errors import REFUSALS, ErrorCode
+from protocol.values.limits import MODES, Mode
 from protocol.values.messages import ComeBack, EndReason
-from protocol.values.modes import MODES, Mode
 from recorder.format.format import Fields, RecorderError
 from recorder.storage.store import Store
 from recorder.write.log import SessionLog
@@ -33,8 +33,7 @@ from ..net.connection import Connection, WebSocket
 from ..net.limits import LargeMessageLimiter
 from ..settings.settings import MIB, Settings
 from ..slots.admission import Admission, Refused
-from ..slots.pool import PoolCounts
-from ..slots.workers import Workers
+from ..slots.workers import PoolCounts, Workers
 from ..telemetry.logs import bound_session
 from ..telemetry.watching import SessionStatus, Telemetry
 from . import journal

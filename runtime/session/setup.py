@@ -15,9 +15,9 @@ import attrs
 from protocol.values import behaviour
 from protocol.values import events as ev
 from protocol.values import limits as lim
-from protocol.values.digest import session_id_of
 from protocol.values.errors import ErrorCode
-from protocol.values.modes import OF_MODE, Mode
+from protocol.values.limits import OF_MODE, Mode
+from protocol.values.records import session_id_of
 from recorder.format.format import Fields
 from recorder.format.mapping import SCHEMA
 from recorder.storage.store import LogInfo

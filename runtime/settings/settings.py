@@ -27,7 +27,7 @@ from typing import Final, Literal, TypeVar, Union, get_args, get_origin, get_typ
 import attrs
 
 from protocol.values import limits
-from protocol.values.modes import OF_MODE, Mode
+from protocol.values.limits import OF_MODE, Mode
 from recorder.write.writer import Durability
 
 SECONDS_MAX: Final = 31_536_000

@@ -32,12 +32,11 @@ from typing import Final
 import attrs
 
 from protocol.values.errors import ErrorCode
-from protocol.values.limits import NS_PER_S
+from protocol.values.limits import NS_PER_S, OF_MODE, Mode
 from protocol.values.messages import QueuePlace
-from protocol.values.modes import OF_MODE, Mode
 
 from ..settings.settings import QUEUE_MAX
-from .pool import Lease, Pool
+from .workers import Lease, Pool
 
 QUEUE_REPORTED_MAX: Final = 8
 """In a longer queue only `refresh` reports its length: each arrival would be sent to all."""

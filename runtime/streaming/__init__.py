@@ -17,8 +17,7 @@ from protocol.values.model import Picture, Sound, Text
 from ..model.backends.base import BackendError, BackendGone, BackendRefused
 from ..model.backends.streams import FinishReason, ParameterError, SamplingParams, TokenIds
 from ..slots.admission import Refused
-from .request import Prompt, StreamingInput, StreamingOutput
-from .service import Streaming, StreamingRequest
+from .request import Prompt, Streaming, StreamingInput, StreamingOutput, StreamingRequest
 
 __all__ = (
     "BackendError",

@@ -20,8 +20,8 @@ import attrs
 from protocol.values.effects import MediaKind
 from protocol.values.errors import ErrorCode
 from protocol.values.events import Endpoint
+from protocol.values.limits import MODES, OF_MODE
 from protocol.values.messages import EndReason
-from protocol.values.modes import MODES, OF_MODE
 
 UNIT_BUCKETS_S: Final = (
     *(0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),

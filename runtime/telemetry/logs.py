@@ -31,7 +31,7 @@ from structlog.stdlib import ExtraAdder, ProcessorFormatter, add_log_level, add_
 from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import EventDict, WrappedLogger
 
-from protocol.values.digest import session_id_of
+from protocol.values.records import session_id_of
 
 # -- the log's lines -------------------------------------------------------------------------------
 

@@ -40,18 +40,16 @@ import orjson
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.limits import MS_PER_S, NS_PER_S
+from protocol.values.limits import MS_PER_S, NS_PER_S, OF_MODE, Mode, Work
 from protocol.values.messages import ServerMessage, Speech
 from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, UnitResult
-from protocol.values.modes import OF_MODE, Mode, Work
 from protocol.values.requests import AppendSound, ClientMessage
 from protocol.values.state import State
 from protocol.wire.codec import frame_bytes
 from protocol.wire.dialects import DUPLEX_V1
 
-from ..measures.conversation import talk_scores
-from ..measures.measure import Ratio, Times, Value
-from ..measures.talk import CallStories, ClientSound, Talk, tool_scores
+from ..measures.conversation import CallStories, Ratio, Times, Value, talk_scores, tool_scores
+from ..measures.talk import ClientSound, Talk
 from ..telemetry import catalogue as c
 from .catalogue import ALL, Metric
 from .watching import Noted, Shown
@@ -126,6 +124,7 @@ class ModeInstruments(dict[Key, Series]):
 
 
 SPEECH_BYTES_PER_S: Final = OUTPUT_RATE_HZ * SAMPLE_BYTES
+OnSlot = ev.SlotLeased | ev.BackendOpened | ev.BackendLost | ev.BackendReleased
 
 
 class CallMeter:
@@ -144,20 +143,30 @@ class CallMeter:
 
     def saw(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Shown) -> None:
         """Count an event and its effects."""
-        self._now_ns = event.at_ns
-        match event:
-            case ev.SlotLeased():
-                self._lease = event.lease
-            case ev.BackendLost() if event.lease == self._lease:
-                self._lost(goes_on=session.end_reason is None)
-            case ev.BackendReleased() if event.lease == self._lease:
-                self._lease = None
-                self.kv_tokens = 0
-            case _:
-                self._count_event(event, effects, session)
-        self._ended = session.end_reason is not None
-        if effects:
-            self._asked(effects)
+        raise NotImplementedError
+
+    def _happened_on_slot(self, event: OnSlot, session: Shown) -> None:
+        """Follow the lease; events of an earlier one are stale."""
+        if isinstance(event, ev.SlotLeased):
+            self._lease = event.lease
+        elif event.lease == self._lease:
+            match event:
+                case ev.BackendOpened(opened=opened):
+                    self._opened(opened.prompt_length)
+                case ev.BackendLost():
+                    self._lost(goes_on=session.end_reason is None)
+                case ev.BackendReleased():
+                    self._lease = None
+                    self.kv_tokens = 0
+
+    def _opened(self, prompt_length: int) -> None:
+        """Note the tokens of a model that was opened."""
+
+    def _lost(self, *, goes_on: bool) -> None:
+        """Count the call that was lost with the worker, unless it will be made again."""
+        if goes_on and self._running is not None:
+            self._again, self._running = self._running, None
+        self._finish("failed")
 
     def over(self) -> None:
         """Count a running call as ended, or one that was lost."""
@@ -165,18 +174,6 @@ class CallMeter:
             self._running = self._again
         self._finish("ended")
         self.kv_tokens = 0
-
-    def _count_event(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Shown) -> None:
-        raise NotImplementedError
-
-    def _asked(self, effects: tuple[ef.Effect, ...]) -> None:
-        raise NotImplementedError
-
-    def _lost(self, *, goes_on: bool) -> None:
-        """Count the call that was lost with the worker, unless it will be made again."""
-        if goes_on and self._running is not None:
-            self._again, self._running = self._running, None
-        self._finish("failed")
 
     def _begin(self, call: Hashable) -> bool:
         """Note a call that begins; whether it does for the first time."""
@@ -205,7 +202,9 @@ class TurnMeter(CallMeter):
     outcomes = c.TURNS
     _has_begun_to_answer = False
 
-    def _count_event(self, event: ev.Event, _effects: object, _session: Shown) -> None:
+    def saw(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Shown) -> None:
+        """As `CallMeter`."""
+        self._now_ns = event.at_ns
         match event:
             case ev.TurnPrefilled(prefill=prefill) if prefill.index == self._running:
                 self._reached("prefill")
@@ -224,14 +223,15 @@ class TurnMeter(CallMeter):
                 self._finish(result.reason)
             case ev.TurnFailed() if event.index == self._running:
                 self._finish("failed")
-
-    def _reached(self, stage: str) -> None:
-        self._instruments.observe({(c.TURN_STAGE_SECONDS, stage): self._since(self._began_ns)})
-
-    def _asked(self, effects: tuple[ef.Effect, ...]) -> None:
+            case ev.SlotLeased() | ev.BackendOpened() | ev.BackendLost() | ev.BackendReleased():
+                self._happened_on_slot(event, session)
+        self._ended = session.end_reason is not None
         for effect in effects:
             if isinstance(effect, ef.StartTurn) and self._begin(effect.turn.index):
                 self._has_begun_to_answer = False
+
+    def _reached(self, stage: str) -> None:
+        self._instruments.observe({(c.TURN_STAGE_SECONDS, stage): self._since(self._began_ns)})
 
 
 class ChunkMeter(CallMeter):
@@ -239,7 +239,9 @@ class ChunkMeter(CallMeter):
 
     outcomes = c.CHUNKS
 
-    def _count_event(self, event: ev.Event, _effects: object, _session: Shown) -> None:
+    def saw(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Shown) -> None:
+        """As `CallMeter`."""
+        self._now_ns = event.at_ns
         match event:
             case ev.ChunkDone(result=result) if (result.utterance, result.index) == self._running:
                 self._instruments.observe({c.CHUNK_SECONDS: self._since(self._began_ns)})
@@ -249,8 +251,9 @@ class ChunkMeter(CallMeter):
                 self._finish("heard")
             case ev.ChunkFailed() if (event.utterance, event.index) == self._running:
                 self._finish("context_full" if event.context_full else "failed")
-
-    def _asked(self, effects: tuple[ef.Effect, ...]) -> None:
+            case ev.SlotLeased() | ev.BackendOpened() | ev.BackendLost() | ev.BackendReleased():
+                self._happened_on_slot(event, session)
+        self._ended = session.end_reason is not None
         for effect in effects:
             if isinstance(effect, ef.RunChunk):
                 is_new = self._begin((effect.chunk.utterance, effect.chunk.index))
@@ -283,7 +286,9 @@ class UnitMeter(CallMeter):
         self._is_speaking = False  # the model goes on to speak
         self._overlap_ms: int | None = None  # where speech began that is over the model's
 
-    def _count_event(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Shown) -> None:
+    def saw(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Shown) -> None:
+        """As `CallMeter`."""
+        self._now_ns = event.at_ns
         asked = [*map(type, effects)]
         is_sent = ef.Send in asked
         match event:
@@ -311,8 +316,6 @@ class UnitMeter(CallMeter):
                 self._instruments[c.ROLLBACKS, "done"].total += 1
             case ev.RollbackFailed() if self._is_closed(event.index):
                 self._instruments[c.ROLLBACKS, "failed"].total += 1
-            case ev.BackendOpened() if event.lease == self._lease:
-                self.kv_tokens = self._kv_settled = event.opened.prompt_length
             case ev.Rebuilt() if self._unanswered and is_sent:
                 self._answer()
             case ev.SpeechStarted(at_ms=at_ms) if self._is_speaking and not self._ended:
@@ -322,8 +325,9 @@ class UnitMeter(CallMeter):
                     {c.OVERLAP_SECONDS: (at_ms - self._overlap_ms) / MS_PER_S}
                 )
                 self._overlap_ms = None
-
-    def _asked(self, effects: tuple[ef.Effect, ...]) -> None:
+            case ev.SlotLeased() | ev.BackendOpened() | ev.BackendLost() | ev.BackendReleased():
+                self._happened_on_slot(event, session)
+        self._ended = session.end_reason is not None
         for effect in effects:
             match effect:
                 case ef.StartUnit():
@@ -391,6 +395,9 @@ class UnitMeter(CallMeter):
         self._closing = None
         self._barrier_ns = (self._barrier_ns[0], self._now_ns)
         return True
+
+    def _opened(self, prompt_length: int) -> None:
+        self.kv_tokens = self._kv_settled = prompt_length
 
     def _lost(self, *, goes_on: bool) -> None:
         if not goes_on:
@@ -511,6 +518,12 @@ METERS: Final[Mapping[Work, type[CallMeter]]] = {
     "chunk": ChunkMeter,
 }
 """The meter of the model's work for a session."""
+LEFT: Final[Mapping[type[ev.Event], str]] = {
+    ev.TicketLeft: "left",
+    ev.TicketCancelled: "cancelled",
+    ev.AdmissionRefused: "refused",
+}
+"""How a session leaves the queue without a slot."""
 
 
 class Meter:
@@ -536,14 +549,42 @@ class Meter:
     def saw(self, event: ev.Event, effects: tuple[ef.Effect, ...], session: Shown) -> None:
         """Count an event and its effects."""
         self._now_ns = event.at_ns
-        self._happened(event)
+        match event:
+            case ev.FrameReceived():
+                self._instruments[c.FRAMES_RECEIVED].total += 1
+                self._instruments[c.RECEIVED_BYTES].total += _size_bytes(event)
+            case ev.SendFailed():
+                self._instruments[c.SENDS_FAILED].total += 1
+            case ev.Forked():
+                self._instruments[c.FORKED].total += 1
+                self._began_ns = self._now_ns
+            case ev.PeerAttached():
+                self._instruments[c.RESUMED].total += 1
+            case ev.RecordingFailed():
+                self._instruments[c.RECORDINGS_FAILED].total += 1
+            case ev.SlotLeased():
+                if self._queued_ns is not None:
+                    self._instruments.observe({c.QUEUE_WAIT_SECONDS: self._since(self._queued_ns)})
+                    self._queued_ns = None
+                self._lease, self._leased_ns = event.lease, self._now_ns
+            case ev.TicketLeft() | ev.TicketCancelled() | ev.AdmissionRefused():
+                if self._queued_ns is not None:
+                    self._instruments[c.QUEUE_LEFT, LEFT[type(event)]].total += 1
+                    self._queued_ns = None
+            case ev.MediaDecoded(media=media) | ev.MediaRejected(media=media):
+                self._decided(media, "decoded" if type(event) is ev.MediaDecoded else "rejected")
+            case _ if getattr(event, "lease", None) == self._lease:
+                self._happened_on_slot(event)
         self._work.saw(event, effects, session)
         if self._talk is not None:
             self._talk.saw(event, effects, session)
         for effect in effects:
             match effect:
-                case ef.Send():
-                    self._sent(effect.frame)
+                case ef.Send(frame=frame):
+                    self._instruments[c.FRAMES_SENT].total += 1
+                    self._instruments[c.SENT_BYTES].total += frame_bytes(frame)
+                    if frame.startswith(ERROR_BEGINS):
+                        self._count_error(error_code(frame))
                 case ef.EnterQueue():
                     self._queued_ns = self._now_ns
                 case ef.OpenBackend():
@@ -581,38 +622,6 @@ class Meter:
     def _since(self, at_ns: int) -> float:
         return (self._now_ns - at_ns) / NS_PER_S
 
-    def _happened(self, event: ev.Event) -> None:
-        match event:
-            case ev.FrameReceived():
-                self._instruments[c.FRAMES_RECEIVED].total += 1
-                self._instruments[c.RECEIVED_BYTES].total += _size_bytes(event)
-            case ev.SendFailed():
-                self._instruments[c.SENDS_FAILED].total += 1
-            case ev.Forked():
-                self._instruments[c.FORKED].total += 1
-                self._began_ns = self._now_ns
-            case ev.PeerAttached():
-                self._instruments[c.RESUMED].total += 1
-            case ev.RecordingFailed():
-                self._instruments[c.RECORDINGS_FAILED].total += 1
-            case ev.SlotLeased():
-                if self._queued_ns is not None:
-                    self._instruments.observe({c.QUEUE_WAIT_SECONDS: self._since(self._queued_ns)})
-                    self._queued_ns = None
-                self._lease, self._leased_ns = event.lease, self._now_ns
-            case ev.TicketLeft():
-                self._leave("left")
-            case ev.TicketCancelled():
-                self._leave("cancelled")
-            case ev.AdmissionRefused():
-                self._leave("refused")
-            case ev.MediaDecoded():
-                self._decided(event.media, "decoded")
-            case ev.MediaRejected():
-                self._decided(event.media, "rejected")
-            case _ if getattr(event, "lease", None) == self._lease:
-                self._happened_on_slot(event)
-
     def _happened_on_slot(self, event: ev.Event) -> None:
         match event:
             case ev.BackendOpened():
@@ -633,18 +642,9 @@ class Meter:
                 self._instruments.observe({c.SLOT_SECONDS: held_s, c.RELEASE_SECONDS: took_s})
                 self._lease = None
 
-    def _sent(self, frame: str) -> None:
-        self._instruments[c.FRAMES_SENT].total += 1
-        self._instruments[c.SENT_BYTES].total += frame_bytes(frame)
-        if frame.startswith(ERROR_BEGINS):
-            code = error_code(frame)
-            if (code,) in c.ERRORS.series:  # else 002 reports an end; ends are counted as such
-                self._instruments[c.ERRORS, code].total += 1
-
-    def _leave(self, how: str) -> None:
-        if self._queued_ns is not None:
-            self._instruments[c.QUEUE_LEFT, how].total += 1
-            self._queued_ns = None
+    def _count_error(self, code: str) -> None:
+        if (code,) in c.ERRORS.series:  # else 002 reports an end; ends are counted as such
+            self._instruments[c.ERRORS, code].total += 1
 
     def _decided(self, media: int, outcome: str) -> None:
         kind, began_ns = self._media.pop(media, (None, 0))

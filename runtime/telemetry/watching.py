@@ -15,16 +15,15 @@ import attrs
 from protocol.machine.session import Connected, Session
 from protocol.values.effects import Effect
 from protocol.values.events import ConnectionOpened, Event, FrameReceived
+from protocol.values.limits import OF_MODE, Mode
 from protocol.values.messages import EndReason, ServerMessage
-from protocol.values.modes import OF_MODE, Mode
 from protocol.values.requests import ClientMessage
 from protocol.values.state import State
 from recorder.storage.store import RetentionStatistics
 
 from ..net.limits import Counters
 from ..slots.admission import RunningTask
-from ..slots.pool import PoolCounts
-from ..slots.workers import WorkersStatistics
+from ..slots.workers import PoolCounts, WorkersStatistics
 
 if TYPE_CHECKING:
     from ..access.gate import Reason

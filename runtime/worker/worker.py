@@ -31,17 +31,23 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from recorder.format.format import RecordInvalid
 
-from ..link.frames import (
+from ..link.link import Link, Wire, greet_gateway
+from ..link.messages import (
     GREETINGS_MAX,
     HELLO_WAIT_S,
     LINKS_MAX,
     TEXT_CHARS_MAX,
+    Answer,
+    Ask,
+    Cancel,
+    Failed,
     LinkError,
     LinkLeft,
+    Message,
+    Rebuild,
+    Speaks,
+    Why,
 )
-from ..link.hello import Wire, greet_gateway
-from ..link.link import Link
-from ..link.messages import Answer, Ask, Cancel, Failed, Message, Rebuild, Speaks, Why
 from ..model.backends import base
 
 CALL_WAIT_S: Final = 10.0

@@ -33,12 +33,12 @@ from rich.table import Table
 
 from protocol.values import model as md
 from protocol.values.limits import NS_PER_S
-from runtime.commands import interrupts
 from runtime.commands.demo import sample
 from runtime.media.sound import read_wav
 from runtime.model import models
 from runtime.model.backends.base import BackendError
 from runtime.model.engine.backend import BATCH_MAX, EngineBackend
+from runtime.net import process
 from runtime.settings.settings import DEVICES, DTYPES
 
 if TYPE_CHECKING:
@@ -582,7 +582,7 @@ def engine_command(
     except (models.ModelUnknownError, models.ModelUnusableError, BackendError) as error:
         raise BenchError(str(error)) from error
     runs, served = measure_engine(loaded, load, sessions, modes=modes, arrivals=arrivals)
-    rebuilt = interrupts.run(run_rebuilt, _backend(loaded, "batched"), load)
+    rebuilt = process.run(run_rebuilt, _backend(loaded, "batched"), load)
     keys = loaded.runner.llm.keys
     found = EngineBenchResult(
         machine=machine_facts(),
@@ -615,7 +615,7 @@ def measure_engine(
     """Measure a loaded model; return the runs, `counts` sessions first, and the number served."""
 
     def measure(case: Case, what: Load = load) -> EngineRun:
-        return interrupts.run(run_engine, _backend(model, case.mode), what, case)
+        return process.run(run_engine, _backend(model, case.mode), what, case)
 
     runs: list[EngineRun] = []
     served: list[Served] = []

@@ -27,8 +27,8 @@ import attrs
 import numpy as np
 
 from protocol.values.model import DuplexConfig, Opening, Unit, Voice
-from runtime.link.address import UnixAddress
 from runtime.link.backend import connect
+from runtime.link.link import UnixAddress
 from runtime.model.backends.base import Backend, BackendSession
 from runtime.model.backends.scripted import Call, ScriptedBackend, Speaks, Step
 from runtime.model.backends.scripted_chat import tone

@@ -42,8 +42,8 @@ from recorder.storage.store import Store
 from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder
 from runtime import RUN
-from runtime.commands import interrupts
 from runtime.commands.demo import served
+from runtime.net import process
 from runtime.net.connection import Ready
 from runtime.session.journal import Journal, OpenLog
 from runtime.session.setup import Identity, SystemIdentities
@@ -546,7 +546,7 @@ def recording_command(*, as_json: bool, model: str, seconds: int) -> None:
 
     It takes about two minutes, and wants a machine that does nothing else meanwhile.
     """
-    print_found(interrupts.run(_run, model, seconds), _show, as_json=as_json)
+    print_found(process.run(_run, model, seconds), _show, as_json=as_json)
 
 
 async def _run(model: str, seconds: int) -> Bench:

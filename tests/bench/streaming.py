@@ -47,10 +47,9 @@ from rich.table import Table
 from protocol.values.limits import NS_PER_MS
 from protocol.values.messages import ErrorReport, TranscriptDelta, TranscriptDone
 from protocol.values.model import INPUT_RATE_HZ, Chunk, ChunkResult
+from runtime.client.duplex import TranscriptionSession
 from runtime.client.errors import ClientError, SessionClosedError
 from runtime.client.sdk import transcribe
-from runtime.client.transcription import TranscriptionSession
-from runtime.commands import interrupts
 from runtime.commands.demo import served
 from runtime.media.sound import read_wav
 from runtime.model.backends.base import BackendError, ContextFull
@@ -58,6 +57,7 @@ from runtime.model.backends.minicpmo.anchor import Transcript
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.work import Compute, Feed, Work
 from runtime.model.models import ModelUnknownError, ModelUnusableError, load_checkpoint
+from runtime.net import process
 from tests.bench.engine import (
     MS,
     BenchError,
@@ -640,7 +640,7 @@ def streaming_command(*, as_json: bool, model: str, phrases: int, seconds: int) 
     holds it. Then ten minutes go only through the model. It takes about two minutes, on a machine
     that does nothing else meanwhile.
     """
-    print_found(interrupts.run(_run, model, phrases, seconds), show, as_json=as_json)
+    print_found(process.run(_run, model, phrases, seconds), show, as_json=as_json)
 
 
 async def _run(model: str, count: int, seconds: int) -> StreamingResult:

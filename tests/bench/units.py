@@ -28,8 +28,8 @@ from protocol.values.messages import Created, ErrorReport, Listen, QueueDone, Sp
 from protocol.values.requests import Append, Init
 from runtime.client.errors import ClientError
 from runtime.client.session import ClientSession, connect
-from runtime.commands import interrupts
 from runtime.commands.demo import model_option, sample, served
+from runtime.net import process
 from tests.bench import engine
 
 INSTRUCTIONS: Final = "Answer what you hear and see."
@@ -247,7 +247,7 @@ def main(*, as_json: bool, model: str, seconds: int) -> None:
     `scripted` takes 3.7 ms of CPU for its tones and pauses; `tests.bench.gateway` measures a server
     whose model answers at once.
     """
-    engine.print_found(interrupts.run(_run, model, seconds), _show, as_json=as_json)
+    engine.print_found(process.run(_run, model, seconds), _show, as_json=as_json)
 
 
 async def _run(model: str, seconds: int) -> Bench:

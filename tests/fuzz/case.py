@@ -38,8 +38,8 @@ import pybase64
 import simplejpeg
 import soundfile
 
+from protocol.values.limits import Mode
 from protocol.values.model import INPUT_RATE_HZ
-from protocol.values.modes import Mode
 from protocol.values.state import SessionKind, session_kind_of
 from protocol.wire.dialects import DIALECTS, MODES_OF
 from protocol.wire.schema import REQUEST_DIALECT, Message, describe

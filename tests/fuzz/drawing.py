@@ -19,12 +19,11 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from protocol.values.limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN, CALL_RESULT_S
-from protocol.values.modes import Mode
+from protocol.values.limits import APPEND_SAMPLES_MAX, APPEND_SAMPLES_MIN, CALL_RESULT_S, Mode
 from protocol.values.requests import Request
 from protocol.values.state import ACCEPT, Gate, SessionKind, State, gate_of, judge, session_kind_of
+from protocol.wire.codec import IMAGE_URL
 from protocol.wire.dialects import DIALECTS, MODES_OF
-from protocol.wire.kinds import IMAGE_URL
 from protocol.wire.schema import Message
 from tests.fuzz.case import (
     FAULTS,

@@ -43,6 +43,7 @@ from protocol.values.errors import (
     FrameError,
     RemoteProtocolError,
 )
+from protocol.values.limits import OF_MODE, Mode
 from protocol.values.messages import (
     Closed,
     Created,
@@ -67,7 +68,6 @@ from protocol.values.model import (
     SlidingWindow,
     ToolResult,
 )
-from protocol.values.modes import OF_MODE, Mode
 from protocol.values.openai import InputStep
 from protocol.values.requests import (
     Append,
@@ -96,7 +96,8 @@ from protocol.values.state import (
     gate_of,
     judge,
 )
-from protocol.wire.codec import Context, frame_bytes, looks_float32, parse_frame
+from protocol.wire.audio import looks_float32
+from protocol.wire.codec import Context, frame_bytes, parse_frame
 from protocol.wire.dialects import (
     DIALECTS,
     OMNI,

@@ -27,8 +27,8 @@ import anyio.lowlevel
 import attrs
 
 from protocol.values.effects import DecodeMedia
+from protocol.values.limits import MODES, OF_MODE, Mode
 from protocol.values.model import UNIT_SAMPLES, Unit
-from protocol.values.modes import MODES, OF_MODE, Mode
 from protocol.values.state import SessionKind
 from protocol.wire.codec import frame_bytes
 from recorder.write.writer import Recorder
@@ -49,7 +49,7 @@ from runtime.serve.routing import Route, route
 from runtime.session.server import Server
 from runtime.session.setup import Arrival
 from runtime.settings.settings import Settings
-from runtime.telemetry.watchers import make_telemetry
+from runtime.telemetry.metrics import make_telemetry
 from runtime.telemetry.watching import ServerStatus
 from tests.fuzz.case import (
     MATERIAL_BYTES_MAX,

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 
 from protocol.values.errors import MEANINGS
-from protocol.values.limits import FRAME_BYTES_MAX
+from protocol.values.limits import FRAME_BYTES_MAX, Mode
 from protocol.values.model import Coding
-from protocol.values.modes import Mode
 from protocol.values.state import Gate, SessionKind
 from protocol.wire.dialects import DIALECTS
 from tests.fuzz.case import Case, MarkerError, described, fill, problem, violations

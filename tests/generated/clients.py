@@ -26,9 +26,9 @@ import numpy as np
 import simplejpeg
 from hypothesis import strategies as st
 
-from protocol.values.digest import digest
+from protocol.values.limits import Mode
 from protocol.values.model import SAMPLE_BYTES, Cut, Finalized, Opened, Opening, Unit, UnitResult
-from protocol.values.modes import Mode
+from protocol.values.records import digest
 from runtime.media.sound import read_wav
 from runtime.model.backends.base import BackendError
 from runtime.model.backends.scripted import Call, ScriptedBackend

@@ -20,7 +20,7 @@ from typing import Any
 
 import attrs
 
-from protocol.values.digest import digest
+from protocol.values.records import digest
 from recorder.format.format import SUFFIX, Record
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 from protocol.values.events import Endpoint
-from protocol.values.modes import Mode
+from protocol.values.limits import Mode
 from tests.golden.scenes import chunk
 from tests.golden.stage import ONE_SLOT, Scene, brief, part, picture
 from tests.sessions.in_memory import Peer, World, append_frame, init_frame

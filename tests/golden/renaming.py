@@ -217,12 +217,12 @@ class Loader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
         text = self.get_data(path).decode()
-        if self._is_broken and fullname == "protocol.values.record_names":
+        if self._is_broken and fullname == "protocol.values.records":
             for old, new in BROKEN.items():
                 assert old in text
                 text = text.replace(old, new)
         tree = ast.parse(text)
-        if fullname != "protocol.values.record_names":  # its rows name no attributes
+        if fullname != "protocol.values.records":  # its rows name no attributes
             tree = Renamer(fullname, self._wanted).visit(tree)
         return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
 

@@ -11,9 +11,9 @@ import anyio
 import attrs
 import torch
 
-from runtime.commands import interrupts
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.engine.backend import EngineBackend
+from runtime.net import process
 from tests.bench.engine import (
     ARRIVALS,
     Arrival,
@@ -80,12 +80,12 @@ def served(
             continue
         load = attrs.evolve(usual, instructions=usual.instructions + " listen" * words)
         backend, first = EngineBackend(model), Case(mode="batched", arrival="spread", sessions=1)
-        interrupts.run(run_engine, backend, attrs.evolve(load, seconds=1), first)
+        process.run(run_engine, backend, attrs.evolve(load, seconds=1), first)
         for arrival in arrivals:
             search = Search(counts, model.info.slots)
             while (count := search.next_count()) is not None:
                 case = Case(mode="batched", arrival=arrival, sessions=count)
-                run = interrupts.run(run_engine, backend, load, case)
+                run = process.run(run_engine, backend, load, case)
                 search.note(count, is_served=run.is_served)
                 yield {"load": name, "run": run, "served": search.served}
                 late = f"{run.missed} of {run.units} late"
@@ -135,7 +135,7 @@ def grown(model: DuplexModel, say: Say) -> dict[str, dict[str, float]]:
 
     (load,) = (load for name, load in loads(GROWN_S[-1]) if name == "speaking audio")
     count = min(GROWN, runner.llm.positions // runner.llm.capacity)
-    return interrupts.run(grow, load, count)
+    return process.run(grow, load, count)
 
 
 def rebuilt(model: DuplexModel, say: Say) -> list[dict[str, Any]]:
@@ -143,7 +143,7 @@ def rebuilt(model: DuplexModel, say: Say) -> list[dict[str, Any]]:
     found = []
     for wanted, seconds in REBUILT:
         (load,) = (load for name, load in loads(seconds) if name == wanted)
-        speed = interrupts.run(run_rebuilt, EngineBackend(model), load)
+        speed = process.run(run_rebuilt, EngineBackend(model), load)
         say(f"{wanted}, rebuilt", speed)
         say(f"{REBUILT_EXACTLY} {wanted}, {seconds} s, s", round(speed.units / speed.exact, 2))
         found.append({"load": wanted, "rebuilt": speed})

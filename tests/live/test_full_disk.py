@@ -24,7 +24,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from protocol.values.digest import derive_id
+from protocol.values.records import derive_id
 from recorder.format.format import Record, Unreadable
 from recorder.read.reader import LogReader
 from recorder.repair import verify
@@ -126,7 +126,7 @@ class Caller:
         """Find its log."""
         name = self.created["session_id"]
         found = Store(folder).logs()
-        (path,) = (one.path for one in found if derive_id("sess", one.recording_id, 0) == name)
+        (path,) = (one.path for one in found if derive_id(one.recording_id, "sess", 0) == name)
         return path
 
 

@@ -12,9 +12,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from protocol.values.live import LiveSettings
 from protocol.values.messages import Created, QueueDone, Response, Speech
 from protocol.values.model import ChatConfig
+from protocol.values.openai import LiveSettings
 from protocol.values.requests import Append, Ask, ChatMessage, Init, SpeechRequest, TextPart
 from recorder.read.reader import read
 from runtime.client.session import ClientSession

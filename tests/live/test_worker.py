@@ -18,8 +18,8 @@ import pytest
 from protocol.values.effects import OpenBackend
 from protocol.values.model import DuplexConfig, Opening, PastUnit, Unit, Voice
 from runtime import RUN
-from runtime.link.address import WorkerAddress, read_address
 from runtime.link.backend import connect
+from runtime.link.link import WorkerAddress, read_address
 from runtime.model.backends.base import Backend, BackendGone, BackendSession, HeldModel, Rebuilds
 from runtime.model.models import load_backend
 from runtime.session.model_calls import try_to_open
@@ -173,7 +173,7 @@ def test_a_worker_needs_no_torch_for_its_gateways(tiny: LiveWorker) -> None:
     """Each gateway would take seconds and hundreds of megabytes."""
     script = (
         "import anyio, sys\n"
-        "from runtime.link.address import read_address\n"
+        "from runtime.link.link import read_address\n"
         "from runtime.link.backend import connect\n"
         "async def main():\n"
         "    async with anyio.create_task_group() as tasks:\n"

@@ -18,9 +18,9 @@ import sniffio
 from anyio.abc import ByteStream, Listener, SocketAttribute, SocketStream, TaskGroup
 
 from protocol.values.model import Unit
-from runtime.link.address import TcpAddress, UnixAddress, WorkerAddress
-from runtime.link.address import connect as connect_to
 from runtime.link.backend import WorkerBackend, connect
+from runtime.link.link import TcpAddress, UnixAddress, WorkerAddress
+from runtime.link.link import connect as connect_to
 from runtime.model.backends.base import Backend
 from runtime.model.backends.scripted import Step, default_script
 from runtime.worker.worker import Worker

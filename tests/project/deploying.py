@@ -15,8 +15,7 @@ import click
 import pytest
 
 from runtime.cli import main
-from runtime.link.address import TcpAddress, read_address
-from runtime.link.hello import read_token
+from runtime.link.link import TcpAddress, read_address, read_token
 from runtime.net.tls import Certificate
 from runtime.serve.serve_command import check
 from runtime.settings.settings import Settings

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from protocol.machine.client import ClientConnection
 from protocol.values.errors import ErrorCode, FrameError, LocalProtocolError, RemoteProtocolError
-from protocol.values.limits import FRAME_BYTES_MAX
+from protocol.values.limits import FRAME_BYTES_MAX, Mode
 from protocol.values.messages import (
     Closed,
     Created,
@@ -30,7 +30,6 @@ from protocol.values.messages import (
     ServerMessage,
 )
 from protocol.values.model import DuplexConfig
-from protocol.values.modes import Mode
 from protocol.values.requests import (
     Append,
     Ask,

@@ -16,19 +16,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from protocol.values.errors import FieldError, FrameError
+from protocol.values.frames import Utf8Text
 from protocol.values.limits import CLOSE_REASON_BYTES_MAX, FRAME_BYTES_MAX, JSON_DEPTH_MAX
 from protocol.values.requests import Append
-from protocol.values.utf8 import Utf8Text
-from protocol.wire.codec import (
-    Fields,
-    Value,
-    check_pcm,
-    dump_frame,
-    encode_base64,
-    looks_float32,
-    parse_frame,
-)
-from protocol.wire.kinds import INTEGER
+from protocol.wire.audio import check_pcm, looks_float32
+from protocol.wire.codec import INTEGER, Fields, Value, dump_frame, encode_base64, parse_frame
 from protocol.wire.table import DROPPED, IGNORED_PATHS_MAX, Field, Object, Table
 from tests.strategies.messages import json_objects, noise
 

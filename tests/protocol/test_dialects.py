@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protocol.values.errors import FieldError, FrameError, LocalProtocolError, RemoteProtocolError
-from protocol.values.live import Mute, Unmute, Update
+from protocol.values.limits import Mode
 from protocol.values.messages import (
     Closed,
     Created,
@@ -27,7 +27,6 @@ from protocol.values.messages import (
     Speech,
     TranscriptDelta,
 )
-from protocol.values.modes import Mode
 from protocol.values.omni import AckPlayback, BargeIn, ClearOutput, CommitTurn, Heartbeat
 from protocol.values.openai import (
     CancelResponse,
@@ -37,9 +36,12 @@ from protocol.values.openai import (
     CreateItem,
     DeleteItem,
     ItemStep,
+    Mute,
     Respond,
     RetrieveItem,
     TruncateItem,
+    Unmute,
+    Update,
 )
 from protocol.values.requests import (
     Append,

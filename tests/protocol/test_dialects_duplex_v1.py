@@ -11,7 +11,7 @@ from protocol.values.messages import Closed, Created, ErrorReport, Listen, Metri
 from protocol.values.model import DuplexConfig
 from protocol.values.requests import Append, CloseRequest, Init, ReferenceAudio, Request
 from protocol.wire.codec import Context, encode_base64, parse_frame
-from protocol.wire.dialects.duplex_v1 import DUPLEX_V1
+from protocol.wire.dialects.realtime import DUPLEX_V1
 from tests.strategies.messages import jpeg_header, noise, wav
 
 VIDEO = Context(mode="video")

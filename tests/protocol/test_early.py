@@ -10,8 +10,8 @@ import pytest
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
+from protocol.values.limits import Mode
 from protocol.values.messages import QueuePlace
-from protocol.values.modes import Mode
 from protocol.wire.codec import parse_frame
 from tests.sessions.in_memory import append_frame, init_frame
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from protocol.machine.reception import Template
 from protocol.machine.session import Session
 from protocol.values import events as ev
-from protocol.wire.template import Template
 from recorder.format.format import Record
 from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.read.reader import LogReader

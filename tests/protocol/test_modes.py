@@ -6,7 +6,7 @@ from typing import get_args
 
 import attrs
 
-from protocol.values.modes import MODES, OF_MODE, Work
+from protocol.values.limits import MODES, OF_MODE, Work
 from protocol.wire.dialects import DIALECTS, MODES_OF
 from replay.rerun.report import FullReport
 from runtime.settings.settings import Settings

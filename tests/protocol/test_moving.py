@@ -9,8 +9,8 @@ import attrs
 import pytest
 
 from protocol.machine.duplex import Setup
+from protocol.machine.kind import Migration
 from protocol.machine.session import Session
-from protocol.machine.slot import Migration
 from protocol.machine.unit_loop import UnitLoop
 from protocol.values import effects as ef
 from protocol.values import events as ev

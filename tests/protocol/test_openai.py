@@ -11,7 +11,7 @@ from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.errors import FieldError
-from protocol.values.modes import Mode
+from protocol.values.limits import Mode
 from protocol.values.state import State
 from protocol.wire.codec import Context, parse_frame
 from protocol.wire.dialects import DIALECTS, OPENAI

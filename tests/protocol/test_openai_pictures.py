@@ -15,10 +15,9 @@ from protocol.values.errors import FieldError
 from protocol.values.limits import FRAME_JPEG_BYTES_MAX, FRAME_PIXELS_MAX
 from protocol.values.openai import CreateItem
 from protocol.values.requests import Request
-from protocol.wire.codec import Context
+from protocol.wire.codec import IMAGE_URL_HEADS, Context
 from protocol.wire.dialects import OPENAI
-from protocol.wire.kinds import IMAGE_URL_HEADS
-from protocol.wire.media import check_image, kind_of
+from protocol.wire.media import check_image, image_kind
 from runtime.media.image import decode_image
 from tests.media.webps import ANIMATED, LOSSY
 from tests.protocol.test_openai_items import QUIET, Client
@@ -55,7 +54,7 @@ def refusal(url: str) -> str:
 
 def show(client: Client, *pictures: bytes) -> list[str]:
     """Show pictures in an item; returns the types of the answers."""
-    urls = [HEADS[str(kind_of(data))] + base64(data) for data in pictures]
+    urls = [HEADS[str(image_kind(data))] + base64(data) for data in pictures]
     told = client.say("conversation.item.create", item=item_of(*urls))
     return [one["type"] for one in told]
 
@@ -98,7 +97,7 @@ BAD: Final = {
 def test_a_bad_picture_is_refused_by_its_header(name: str) -> None:
     """A small message would make the server allocate gigabytes."""
     data, text = BAD[name]
-    assert text in refusal(HEADS[str(kind_of(data))] + base64(data))
+    assert text in refusal(HEADS[str(image_kind(data))] + base64(data))
 
 
 @pytest.mark.parametrize("url", ["data:image/gif;base64,AA==", "https://example.org/cat.png", ""])

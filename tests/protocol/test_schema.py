@@ -13,28 +13,31 @@ from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
 
 from docs.site.protocol import example
-from protocol.values.errors import FieldError
-from protocol.values.limits import APPEND_SAMPLES_MAX
+from protocol.values.errors import FieldError, invalid
+from protocol.values.limits import APPEND_SAMPLES_MAX, Mode
 from protocol.values.messages import ServerMessage
 from protocol.values.model import SAMPLE_BYTES, SlidingWindow
-from protocol.values.modes import Mode
 from protocol.values.requests import Append, BadPicture, ClientMessage, Request
 from protocol.values.state import SessionKind, session_kind_of
-from protocol.wire.codec import Context, Reading, Value, encode_base64, invalid, parse_frame
-from protocol.wire.dialects import DIALECTS, MODES_OF
-from protocol.wire.kinds import (
+from protocol.wire.codec import (
     FLAG,
     IMAGE_URL,
     IMAGE_URL_HEADS,
     INTEGER,
     TEXT,
     USER_TEXT,
+    Context,
+    Reading,
+    Value,
     choice,
+    encode_base64,
     input_sound,
     integer,
     number,
+    parse_frame,
     text,
 )
+from protocol.wire.dialects import DIALECTS, MODES_OF
 from protocol.wire.schema import Message, answer_example, attribute_docs, request_schema
 from protocol.wire.table import (
     DROPPED,

@@ -10,22 +10,18 @@ from typing import Any, Final, get_args
 import attrs
 import pytest
 
-from protocol.machine.kind import Kind
+from protocol.machine.kind import Kind, Migration
 from protocol.machine.session import _HANDLERS, KINDS, KINDS_OF_ENDPOINTS, Session
-from protocol.machine.slot import Migration
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.behaviour import SLEEPS_AMID_MOVES
-from protocol.values.modes import Mode
+from protocol.values.limits import Mode
 from protocol.values.requests import ClientMessage, CloseRequest, Played, Report
 from protocol.values.state import SessionKind, State, session_kind_of
 from protocol.wire.dialects import DIALECTS, MODES_OF
 
 ROOT: Final = Path(__file__).parents[2]
-MACHINE: Final = (
-    *("core", "duplex", "input", "kind", "peer", "reception", "session", "slot", "sound"),
-    "unit_loop",
-)
+MACHINE: Final = ("core", "duplex", "input", "kind", "reception", "session", "unit_loop")
 ANSWERED_BY_THE_SESSION: Final = {ev.ConnectionOpened, CloseRequest, Played, Report}
 LIMITS: Final = ev.SessionLimits(
     session_s=60, init_wait_s=30, cleanup_wait_s=10, context_tokens=8192

@@ -21,10 +21,9 @@ from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.effects import Effect
-from protocol.values.limits import CHAT_FRAME_BYTES_MAX, FRAME_BYTES_MAX, FRAMES_MAX
+from protocol.values.frames import KEPT_CHARS, Frame, Shortened, Utf8Text
+from protocol.values.limits import CHAT_FRAME_BYTES_MAX, FRAME_BYTES_MAX, FRAMES_MAX, Mode
 from protocol.values.model import Opened
-from protocol.values.modes import Mode
-from protocol.values.utf8 import KEPT_CHARS, Frame, Shortened, Utf8Text
 from protocol.wire.dialects.shared import KNOWN_TYPES
 from recorder.format.format import size_bytes
 from recorder.format.mapping import event_of, event_record

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from protocol.machine.reception import LITERAL_CHARS_MAX, Template
 from protocol.values.errors import FieldError, FrameError
-from protocol.values.modes import Mode
+from protocol.values.limits import Mode
 from protocol.values.requests import Append, AppendSound, Request
 from protocol.wire.codec import Context, parse_frame
 from protocol.wire.dialects import DUPLEX_V1, LEGACY_DUPLEX, LIVE, OPENAI, REALTIME, TRANSCRIPTION
 from protocol.wire.table import Dialect
-from protocol.wire.template import LITERAL_CHARS_MAX, Template
 from tests.sessions.in_memory import base64
 from tests.strategies.messages import jpeg_header
 

@@ -21,10 +21,9 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.behaviour import NEWEST, ONLY_MODEL
 from protocol.values.errors import CLOSE_NORMAL, LocalProtocolError
-from protocol.values.limits import FRAME_BYTES_MAX, NS_PER_S, UTTERANCES_PENDING_MAX
+from protocol.values.limits import FRAME_BYTES_MAX, NS_PER_S, UTTERANCES_PENDING_MAX, Mode
 from protocol.values.messages import QueuePlace, TranscriptDelta, TranscriptDone
 from protocol.values.model import UNIT_BYTES
-from protocol.values.modes import Mode
 from protocol.values.requests import AppendSound, ChooseModel, CloseRequest, Commit
 from protocol.values.state import State
 from tests.sessions.in_memory import base64

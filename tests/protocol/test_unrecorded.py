@@ -10,7 +10,7 @@ import pytest
 from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.modes import Mode
+from protocol.values.limits import Mode
 from recorder.format.mapping import effect_record, event_of, event_record
 
 LIMITS = ev.SessionLimits(session_s=300, init_wait_s=30, cleanup_wait_s=10, context_tokens=2000)

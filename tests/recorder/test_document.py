@@ -13,8 +13,8 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 import attrs
 import pytest
 
-from protocol.values.record_names import RECORD_FIELDS, RECORD_NAMES
-from protocol.values.utf8 import Frame
+from protocol.values.frames import Frame
+from protocol.values.records import RECORD_FIELDS, RECORD_NAMES
 from recorder.format import encoding as blobs
 from recorder.format import format as log_format
 from recorder.format.format import (

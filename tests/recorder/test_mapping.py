@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.digest import digest
 from protocol.values.effects import DecodeMedia, Effect, StartUnit
+from protocol.values.frames import Utf8Text
 from protocol.values.model import PastUnit, Unit
-from protocol.values.record_names import RECORD_FIELDS, RECORD_NAMES
-from protocol.values.utf8 import Utf8Text
+from protocol.values.records import RECORD_FIELDS, RECORD_NAMES, digest
 from recorder.format.mapping import (
     HASHED_BYTES_MAX,
     HASHES_KEPT,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from protocol.values.digest import digest
+from protocol.values.records import digest
 from recorder.format.format import SUFFIX, Record
 from recorder.read.reader import LogReader
 from recorder.repair import compact, verify

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from protocol.values.events import FrameReceived
-from protocol.values.utf8 import Utf8Text
+from protocol.values.frames import Utf8Text
 from recorder.format.encoding import REMEMBERED_BYTES, Framed, RecordEncoder
 from recorder.format.format import (
     FRAME_CUT,

@@ -16,9 +16,7 @@ from recorder.format.format import Record
 from recorder.read.reader import LogReader
 from replay.assess.command import eval_command
 from replay.eval.scores import Facts, conversation_scores, gather, score
-from runtime.measures.conversation import Conversation, Text
-from runtime.measures.measure import Scores
-from runtime.measures.placing import Span
+from runtime.measures.conversation import Conversation, Scores, Span, Text
 from tests.replay.exported import Talk
 from tests.replay.test_logs import HEAD, OPENED
 from tests.sessions.in_memory import init_frame

@@ -16,7 +16,7 @@ from protocol.values.model import DuplexConfig, Opening, Unit, UnitResult
 from replay.eval.evaluate import MEASURES
 from replay.eval.scores import ForcedSession
 from replay.rerun.outputs import NEAR_TIE_DRAW_GAP, NEAR_TIE_MARGIN
-from runtime.measures.measure import KINDS, Ratio, Total
+from runtime.measures.conversation import KINDS, Ratio, Total
 from runtime.model.backends.base import Choice, Forced, ForcedResult, Leaning
 from runtime.model.backends.minicpmo.sampling import leaning
 from runtime.model.engine.backend import EngineBackend

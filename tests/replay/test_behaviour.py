@@ -12,8 +12,7 @@ import attrs
 import pytest
 from click.testing import CliRunner
 
-from protocol.machine.core import Step
-from protocol.machine.peer import Peer
+from protocol.machine.core import Peer, Step
 from protocol.machine.session import Session
 from protocol.values import behaviour
 from protocol.values.behaviour import NEWEST

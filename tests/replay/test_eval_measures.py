@@ -19,9 +19,18 @@ from replay.eval.condition import STATISTICS
 from replay.eval.evaluate import MEASURES, OWN_VOICE, Summary, percentile
 from replay.eval.scores import OF_WORDS, gather, score
 from replay.redact.redaction import redact_command
-from runtime.measures.measure import KINDS, Ratio, Times, Total
-from runtime.measures.placing import TICK_HZ, TICKS_PER_MS, ns_of
-from runtime.measures.talk import CallStory, Piece, Talk, tool_scores
+from runtime.measures.conversation import (
+    KINDS,
+    TICK_HZ,
+    TICKS_PER_MS,
+    CallStory,
+    Ratio,
+    Times,
+    Total,
+    ns_of,
+    tool_scores,
+)
+from runtime.measures.talk import Piece, Talk
 from runtime.telemetry.metrics import Metrics
 from tests.golden.logs import LOGS
 from tests.replay.evaluated import (

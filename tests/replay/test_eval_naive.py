@@ -19,9 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from replay.eval.scores import score
-from runtime.measures.conversation import Conversation, Text
-from runtime.measures.measure import Ratio, Times, Total
-from runtime.measures.placing import Span, ns_of
+from runtime.measures.conversation import Conversation, Ratio, Span, Text, Times, Total, ns_of
 from tests.golden.logs import SAMPLE
 from tests.project.sampling import sample
 from tests.replay.evaluated import facts_in, facts_of, measured

@@ -28,7 +28,7 @@ from replay.eval.evaluate import (
     scores_json,
 )
 from replay.shared.commands import print_json
-from runtime.measures.measure import Measure, Ratio, Scores, Times, Total, Value
+from runtime.measures.conversation import Measure, Ratio, Scores, Times, Total, Value
 
 # -- a recording, packed ---------------------------------------------------------------------------
 

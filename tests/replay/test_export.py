@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from protocol.values.events import ConnectionOpened
 from protocol.values.messages import Delta
 from protocol.wire.dialects import REALTIME
-from protocol.wire.media import kind_of
+from protocol.wire.media import image_kind
 from recorder.format.format import Record
 from recorder.format.mapping import event_record
 from recorder.read.reader import LogReader
@@ -30,7 +30,7 @@ from recorder.read.scan import Damage
 from replay.export import formats, timeline
 from replay.export.formats import FORMATS, NoDatasetError, export_command
 from replay.export.timeline import Note, Picture, Timeline, Words
-from runtime.measures.placing import HELD_UP_S_MAX, Sound
+from runtime.measures.talk import HELD_UP_S_MAX, Sound
 from runtime.model.backends.scripted import ScriptedBackend
 from tests.golden.logs import SAMPLE
 from tests.replay.exported import (
@@ -374,7 +374,7 @@ def test_pictures_of_items_are_shown(tmp_path: Path) -> None:
     path = CHAT.with_name("v1-openai-pictures.session.zst")
     shown = [one for one in told(path) if isinstance(one, Picture)]
     assert [round(one.begin_ns / MS) for one in shown] == [0, 0, 0, 1000]
-    assert [kind_of(one.jpeg) for one in shown] == ["JPEG"] * 4
+    assert [image_kind(one.jpeg) for one in shown] == ["JPEG"] * 4
     assert shown[3].jpeg == shown[1].jpeg
     film = tmp_path / "film.mp4"
     assert call(path, "-o", film).exit_code == 0

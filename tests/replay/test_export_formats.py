@@ -28,7 +28,7 @@ from replay.export.formats import captions, export_command, write_mcap
 from replay.export.timeline import Timeline, Words
 from replay.redact.redaction import redact_command
 from replay.story.reading import SessionStory
-from runtime.measures.placing import Sound
+from runtime.measures.talk import Sound
 from tests.golden.logs import SAMPLE
 from tests.replay.exported import (
     AUDIO,

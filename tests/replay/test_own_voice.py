@@ -16,8 +16,8 @@ from replay.export.timeline import Words
 from replay.redact.redaction import redact_command
 from replay.rerun.full import Loading
 from replay.shared.commands import unwatched
-from runtime.measures.measure import Ratio
-from runtime.measures.placing import Sound
+from runtime.measures.conversation import Ratio
+from runtime.measures.talk import Sound
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.model.backends.scripted_chat import Transcribed
 from tests.replay.evaluated import Duplex, call, loud

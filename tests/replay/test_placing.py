@@ -19,17 +19,8 @@ from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from replay.export.timeline import Timeline
 from replay.view.story import PEAKS_A_SECOND
-from runtime.measures.placing import (
-    HELD_UP_S_MAX,
-    JITTER_MS,
-    RATE_HZ,
-    VOICES,
-    Line,
-    Sound,
-    Voice,
-    sample_at,
-    time_of,
-)
+from runtime.measures.conversation import RATE_HZ, VOICES, Voice
+from runtime.measures.talk import HELD_UP_S_MAX, JITTER_MS, Line, Sound, sample_at, time_of
 from tests.browser.view_pages import narrate
 from tests.golden.logs import SAMPLE
 from tests.replay.exported import exported, peaks, read_stereo

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 from click.testing import CliRunner, Result
 
-from protocol.values.digest import session_id_of
+from protocol.values.records import session_id_of
 from recorder.format.format import SUFFIX
 from replay.shared.recordings import FOLDER_VARIABLE
 from runtime.cli import main

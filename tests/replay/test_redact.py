@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
-from protocol.values.digest import digest
 from protocol.values.events import Endpoint
+from protocol.values.frames import Utf8Text
+from protocol.values.limits import Mode
 from protocol.values.model import (
     Finalized,
     Opened,
@@ -33,9 +34,7 @@ from protocol.values.model import (
     TurnResult,
     UnitResult,
 )
-from protocol.values.modes import Mode
-from protocol.values.record_names import RECORD_FIELDS
-from protocol.values.utf8 import Utf8Text
+from protocol.values.records import RECORD_FIELDS, digest
 from recorder.format.format import Record
 from recorder.read.reader import read
 from recorder.repair import verify

@@ -17,20 +17,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from protocol.values.errors import FieldError, FrameError
-from protocol.values.limits import CHAT_FRAME_BYTES_MAX
-from protocol.values.modes import Mode
+from protocol.values.limits import CHAT_FRAME_BYTES_MAX, Mode
 from protocol.values.requests import Request
-from protocol.wire.codec import Context, looks_float32, looks_int16, parse_frame
+from protocol.wire.audio import looks_float32, looks_int16
+from protocol.wire.codec import IMAGE_URL_HEADS, Context, parse_frame
 from protocol.wire.dialects import DIALECTS, MODES_OF
 from protocol.wire.dialects.shared import OPENAI_SESSIONS, is_openai_update
-from protocol.wire.kinds import IMAGE_URL_HEADS
 from protocol.wire.media import (
     SOUND_HEADS,
     ImageKind,
     SoundKind,
     check_image,
     container_of,
-    kind_of,
+    image_kind,
     read_wav,
     sound_kind,
 )
@@ -340,7 +339,7 @@ def test_a_picture_in_a_data_url_is_hidden(kind: ImageKind) -> None:
     made = edited(json.dumps({"type": "conversation.item.create", "item": item}))
     (told,) = json.loads(made)["item"]["content"]
     hidden = b64decode(told["image_url"].removeprefix(head))
-    assert kind_of(hidden) == kind
+    assert image_kind(hidden) == kind
     assert hidden == hide_picture(data) != data
     elsewhere = json.dumps({"item": {"content": [{"image_url": "https://example.org/me.jpeg"}]}})
     assert "me.jpeg" not in edited(elsewhere)

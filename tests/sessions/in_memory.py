@@ -24,9 +24,9 @@ from trio.testing import MockClock
 
 from protocol.values.effects import DecodeMedia
 from protocol.values.events import Endpoint
+from protocol.values.limits import Mode
 from protocol.values.messages import ComeBack
 from protocol.values.model import Unit
-from protocol.values.modes import Mode
 from recorder.storage.store import LogInfo, Store
 from recorder.write.files import Disk
 from recorder.write.writer import Recorder

@@ -20,7 +20,7 @@ import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
 
 from protocol.values import events as ev
-from protocol.values.digest import derive_id
+from protocol.values.records import derive_id
 from recorder.format.format import Record, recording_id_of
 from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.read.reader import LogReader
@@ -156,7 +156,7 @@ class Found:
             head, items = reader.head.fields, list(reader)
         records = [item for item in items if isinstance(item, Record)]
         sent = [record.fields["frame"] for record in records if record.kind == "tx"]
-        name = derive_id("sess", recording_id_of(path), 0)
+        name = derive_id(recording_id_of(path), "sess", 0)
         self.counts["sessions"] += 1
         if not any(talk.heard == sent for talk in talks):
             self.failures.append(f"{name}: no client heard what the log holds")

@@ -12,10 +12,9 @@ import anyio
 import attrs
 import numpy as np
 
-from protocol.values.live import LiveSettings
+from protocol.values.limits import Mode
 from protocol.values.messages import Created, ErrorReport, QueueDone, Response, TranscriptDone
 from protocol.values.model import INPUT_RATE_HZ
-from protocol.values.modes import Mode
 from protocol.values.openai import (
     CancelResponse,
     CommitSound,
@@ -24,6 +23,7 @@ from protocol.values.openai import (
     InputStep,
     Item,
     ItemStep,
+    LiveSettings,
     Part,
     Respond,
     TurnDetection,

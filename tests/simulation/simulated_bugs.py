@@ -18,10 +18,9 @@ import anyio
 import attrs
 
 from protocol.machine import session as session_module
+from protocol.machine.core import Peer as PeerPart
 from protocol.machine.core import Phase, Timers
-from protocol.machine.kind import Kind
-from protocol.machine.peer import Peer as PeerPart
-from protocol.machine.slot import Migration
+from protocol.machine.kind import Kind, Migration
 from protocol.machine.unit_loop import UnitLoop
 from protocol.values import effects as ef
 from protocol.values import events as ev
@@ -35,7 +34,7 @@ from runtime.session.journal import Journal
 from runtime.session.model_calls import LeasedSlot, ModelCalls, ModelEffect
 from runtime.session.peer import AttachedClient, Tokens, hash_of
 from runtime.slots.admission import Admission
-from runtime.slots.pool import Lease
+from runtime.slots.workers import Lease
 
 
 @attrs.frozen(kw_only=True)

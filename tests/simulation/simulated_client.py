@@ -37,6 +37,7 @@ from protocol.machine.client import ClientConnection
 from protocol.values import requests as rq
 from protocol.values.errors import RemoteProtocolError
 from protocol.values.events import PIECES, Endpoint
+from protocol.values.limits import Mode
 from protocol.values.messages import (
     Closed,
     Created,
@@ -54,7 +55,6 @@ from protocol.values.messages import (
     TranscriptDone,
 )
 from protocol.values.model import DuplexConfig, Tool, ToolCall, ToolResult
-from protocol.values.modes import Mode
 from protocol.values.state import Gate
 from protocol.wire.dialects import DIALECTS
 from tests.generated.clients import BAD_FIELDS, GARBAGE

@@ -14,7 +14,6 @@ from openai.types.live.server_event import ServerEvent
 from openai.types.realtime.realtime_server_event import RealtimeServerEvent
 from pydantic import TypeAdapter, ValidationError
 
-from protocol.values import live as lv
 from protocol.values import openai as oa
 from protocol.values import requests as rq
 from protocol.values.effects import DecodeMedia
@@ -117,7 +116,7 @@ class PiecesClient(Client):
         self._on_init(rq.Init(instructions=words))
         if self.plan.dialect == "live":
             tools = {"delegation": "responses", "tools": self._tools}
-            settings = lv.LiveSettings(model="scripted", **tools)
+            settings = oa.LiveSettings(model="scripted", **tools)
             self._say(rq.Init(instructions=words, live=settings))
         else:
             how: Any = {"creates": self._dice.random() < 0.8, "silence_ms": 200}
@@ -158,6 +157,6 @@ class PiecesClient(Client):
 
     def _interruption(self) -> rq.ClientMessage:
         if self.plan.dialect == "live":
-            return self._dice.choice((lv.Mute(), lv.Unmute()))
+            return self._dice.choice((oa.Mute(), oa.Unmute()))
         messages = (oa.Respond(), oa.CancelResponse(), oa.CommitSound(), oa.ClearSound())
         return self._dice.choice(messages)

@@ -13,8 +13,8 @@ from typing import Any, Final, get_args
 import attrs
 
 from protocol.values.events import PIECES
+from protocol.values.limits import Mode
 from protocol.values.model import DuplexConfig
-from protocol.values.modes import Mode
 from recorder.write.writer import RecorderPolicy
 from tests.simulation.simulated_backend import ModelPlan
 from tests.simulation.simulated_client import Character, ClientPlan

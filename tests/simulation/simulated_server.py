@@ -32,8 +32,8 @@ from protocol.values import events as ev
 from protocol.values import requests as rq
 from protocol.values.errors import CLOSE_POLICY
 from protocol.values.events import EVENT_IDS, PIECES
+from protocol.values.limits import Mode
 from protocol.values.messages import ComeBack
-from protocol.values.modes import Mode
 from recorder.format.format import SUFFIX, RecorderError
 from recorder.read.reader import LogReader, read
 from replay.rerun.logic import replay

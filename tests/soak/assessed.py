@@ -35,8 +35,8 @@ from typing import Any, Final
 import anyio
 import torch
 
-from protocol.values.digest import digest
 from protocol.values.limits import NS_PER_S
+from protocol.values.records import digest
 from replay.assess.command import MODES, Mode, of_measured
 from replay.assess.run import run_model
 from replay.eval.evaluate import MEASURES, sum_up, verdict_of

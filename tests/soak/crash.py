@@ -40,7 +40,7 @@ import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-from protocol.values.digest import derive_id
+from protocol.values.records import derive_id
 from recorder.format.format import Record, Unreadable, recording_id_of
 from recorder.read.reader import LogReader
 from recorder.repair import verify
@@ -251,7 +251,7 @@ class Log:
     @property
     def session_id(self) -> str:
         """What its client knows it by."""
-        return derive_id("sess", recording_id_of(self.path), 0)
+        return derive_id(recording_id_of(self.path), "sess", 0)
 
 
 @attrs.define

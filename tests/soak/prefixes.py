@@ -31,8 +31,7 @@ import attrs
 
 from protocol.values.errors import CLOSE_NORMAL
 from protocol.values.events import Endpoint
-from protocol.values.limits import NS_PER_S
-from protocol.values.modes import Mode
+from protocol.values.limits import NS_PER_S, Mode
 from protocol.wire.dialects.shared import SESSION_RESUMABLE
 from recorder.read.reader import LogReader, read
 from recorder.read.scan import Damage, FileSource, Scanner

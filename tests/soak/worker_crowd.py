@@ -21,7 +21,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from protocol.values.modes import Mode
+from protocol.values.limits import Mode
 from tests.live.servers import LiveServer, live_server
 from tests.live.test_worker import LiveWorker, live_worker
 from tests.network.requesting import request

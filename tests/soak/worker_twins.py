@@ -30,7 +30,7 @@ import attrs
 import numpy as np
 from websockets.asyncio.client import connect
 
-from protocol.values.modes import Mode
+from protocol.values.limits import Mode
 from recorder.format.format import SUFFIX
 from tests.golden.stage import picture
 from tests.live.servers import LiveServer, live_server

@@ -6,7 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from protocol.values.live import (
+from protocol.values.messages import Closed, Created, ErrorReport, ServerMessage, Speech
+from protocol.values.openai import (
     LIVE_RATES_HZ,
     LiveSession,
     LiveSettings,
@@ -19,7 +20,6 @@ from protocol.values.live import (
     Updated,
     Usage,
 )
-from protocol.values.messages import Closed, Created, ErrorReport, ServerMessage, Speech
 from protocol.values.requests import AppendSound, ClientMessage, CloseRequest, Init, VoiceName
 from protocol.wire.audio import to_pcm16
 from protocol.wire.dialects.openai_shared import ERROR_CODES

@@ -11,7 +11,7 @@ from typing import Final
 import attrs
 
 from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES
-from protocol.wire.kinds import FLOAT32, PCM16
+from protocol.wire.codec import FLOAT32, PCM16
 
 
 @attrs.frozen(kw_only=True)

@@ -15,7 +15,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from protocol.values.errors import LIVE_ERRORS, TRANSCRIPTION_ERRORS, ErrorCode
-from protocol.values.limits import APPEND_SAMPLES_MIN, INPUT_ID_CHARS_MAX, REASON_CHARS_MAX
+from protocol.values.limits import APPEND_SAMPLES_MIN, INPUT_ID_CHARS_MAX, REASON_CHARS_MAX, Mode
 from protocol.values.messages import (
     Closed,
     Created,
@@ -39,7 +39,6 @@ from protocol.values.messages import (
     TranscriptDone,
 )
 from protocol.values.model import ChatConfig, DuplexConfig
-from protocol.values.modes import Mode
 from protocol.values.requests import (
     Append,
     AppendSound,

@@ -22,16 +22,15 @@ from protocol.machine.session import Session
 from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.errors import CLOSE_TRY_LATER, REFUSALS, ErrorCode
-from protocol.values.limits import NS_PER_S
+from protocol.values.limits import MODES, NS_PER_S, OF_MODE
 from protocol.values.messages import ErrorReport
-from protocol.values.modes import MODES, OF_MODE
 from runtime.media.decoder import MediaDecoder
 from runtime.media.speech_detector import SpeechDetector
 from runtime.media.voices import VoiceLibrary
 from runtime.serve.routing import NotServedError, Route, route
 from runtime.settings.settings import MIB, Settings
 from runtime.slots.admission import Admission, Refused, Ticket
-from runtime.slots.pool import Lease, Pool
+from runtime.slots.workers import Lease, Pool
 from tests.sessions.identities import CountedIdentities
 from tests.transcripts.media import make_voices
 from tests.transcripts.model import PureModel

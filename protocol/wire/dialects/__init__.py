@@ -1,6 +1,6 @@
 """The dialects: pure projections between wire frames and canonical messages (`table.Dialect`).
 
-- Each has a file with its tables and its class: `realtime`, `duplex_v1`, `live`, `omni`
+- Each has its tables and its class in a file: `realtime` (with `duplex-v1`), `live`, `omni`
   (`vllm-omni`), `transcription` (two sets of names), `legacy` (both older ones) and `openai`
   (speech and transcription).
 - `shared`, `chat` and `openai_shared` have the rows and messages of several dialects.
@@ -15,18 +15,18 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from ...values.modes import MODES, OF_MODE, Mode
+from ...values.limits import MODES, OF_MODE, Mode
 from ...values.requests import ClientMessage, Request
 from ..codec import Context, Json
 from ..table import Dialect
 from . import chat, shared
-from .duplex_v1 import DUPLEX_V1 as DUPLEX_V1
 from .legacy import LEGACY_CHAT as LEGACY_CHAT
 from .legacy import LEGACY_DUPLEX as LEGACY_DUPLEX
 from .live import LIVE as LIVE
 from .omni import OMNI as OMNI
 from .openai import OPENAI as OPENAI
 from .openai import OPENAI_TRANSCRIPTION as OPENAI_TRANSCRIPTION
+from .realtime import DUPLEX_V1 as DUPLEX_V1
 from .realtime import REALTIME as REALTIME
 from .transcription import TRANSCRIPTION as TRANSCRIPTION
 from .transcription import TRANSCRIPTION_RESPONSES as TRANSCRIPTION_RESPONSES

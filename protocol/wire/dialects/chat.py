@@ -18,12 +18,13 @@ import orjson
 from ...values import limits, model
 from ...values import requests as rq
 from ...values.behaviour import ASKED_SPEECH, DUPLEX_TOOLS, SOUND_FILES
+from ...values.errors import invalid
+from ...values.frames import Nested, nested_in
 from ...values.messages import ToolCalled
-from .. import kinds as k
-from ..codec import Reading, Value, as_object, encode_base64, invalid
+from .. import codec as c
+from ..codec import Reading, Value, as_object, encode_base64
 from ..dialects import shared
 from ..media import WAV_RATE_HZ_MAX, WAV_RATE_HZ_MIN, audio_s, check_image, read_audio
-from ..strict import Nested, nested_in
 from ..table import (
     Field,
     Object,
@@ -41,7 +42,7 @@ from ..table import (
 )
 from .shared import SLICES, one_value, setting
 
-TOOL_NAMED: Final = k.Holds("name", "name", model.TOOL_NAME)
+TOOL_NAMED: Final = c.Holds("name", "name", model.TOOL_NAME)
 _NAME_RULE: Final = "a name of a tool has 1 to 64 letters, digits, _ and -"
 
 
@@ -52,12 +53,12 @@ def _name(value: Value, _: Reading) -> str:
     return name
 
 
-NAME: Final = k.Kind(
+NAME: Final = c.FieldType(
     read=_name,
     schema={"type": "string", "pattern": f"^{model.TOOL_NAME.pattern}$", "examples": ["clock"]},
     holds=TOOL_NAMED,
 )
-CALL_ID: Final = k.text(limits.CALL_ID_CHARS_MAX, 1, holds=k.NAMED)
+CALL_ID: Final = c.text(limits.CALL_ID_CHARS_MAX, 1, holds=c.NAMED)
 
 
 def _schema(value: Value, _: Reading) -> str:
@@ -77,7 +78,7 @@ def _schema(value: Value, _: Reading) -> str:
     return text
 
 
-SCHEMA: Final = k.Kind(
+SCHEMA: Final = c.FieldType(
     read=_schema,
     write=lambda schema: orjson.loads(schema) if schema else None,
     schema={"type": "object", "properties": {}},
@@ -90,7 +91,7 @@ def _not_strict(value: Value, _: Reading) -> None:
 
 
 DESCRIPTION: Final = Field(
-    "description", k.text(limits.TOOL_CHARS_MAX, holds=k.PROMPTED), "", omit=True
+    "description", c.text(limits.TOOL_CHARS_MAX, holds=c.PROMPTED), "", omit=True
 )
 _TOOL: Final = typed(
     model.Tool,
@@ -100,7 +101,9 @@ _TOOL: Final = typed(
         Field("name", NAME),
         DESCRIPTION,
         Field("parameters", SCHEMA, "", omit=True, example={"type": "object"}),
-        checked("strict", k.Kind(read=_not_strict, schema={"type": "boolean", "const": False})),
+        checked(
+            "strict", c.FieldType(read=_not_strict, schema={"type": "boolean", "const": False})
+        ),
         "Only false: the model's tokens are not constrained to a schema.",
         is_required=True,
         closed=True,
@@ -114,7 +117,7 @@ CALL: Final = typed(
     Object(
         "function",
         Field("name", NAME),
-        Field("arguments", k.text(limits.TOOL_CHARS_MAX, holds=k.USER_TEXT), example="{}"),
+        Field("arguments", c.text(limits.TOOL_CHARS_MAX, holds=c.USER_TEXT), example="{}"),
         is_required=True,
         closed=True,
     ),
@@ -124,8 +127,8 @@ CALLS: Final = items(variants("type", CALL), model.CALLS_MAX)
 """Calls in a client's message."""
 MADE_CALLS: Final = items(one(CALL), model.CALLS_MAX)
 """Calls in an answer of the server."""
-_CHOICE: Final = k.because(
-    k.choice(("auto", "none")), "the model cannot be made to call a tool, or one of them"
+_CHOICE: Final = c.because(
+    c.choice(("auto", "none")), "the model cannot be made to call a tool, or one of them"
 )
 TOOL_ROWS: Final = (
     Field("tools", items(variants("type", _TOOL), limits.TOOLS_MAX), (), omit=True, rank=3),
@@ -144,14 +147,14 @@ TOOL_RESULT: Final = typed(
     shared.TOOL_RESULT,
     Field(
         "tool_call_id",
-        k.text(limits.CALL_ID_CHARS_MAX, 1),
+        c.text(limits.CALL_ID_CHARS_MAX, 1),
         attr="call_id",
         example="call_0c9e41d7a355",
     ),
     "The call's id.",
     Field(
         "content",
-        k.text(limits.INPUT_CHARS_MAX, holds=k.USER_TEXT),
+        c.text(limits.INPUT_CHARS_MAX, holds=c.USER_TEXT),
         attr="output",
         example="half past nine",
     ),
@@ -161,27 +164,27 @@ TOOL_RESULT: Final = typed(
 STANDALONE: Final = typed(
     rq.TellModel,
     shared.STANDALONE,
-    Field("content", k.text(limits.INPUT_CHARS_MAX, 1, holds=k.USER_TEXT), attr="text"),
+    Field("content", c.text(limits.INPUT_CHARS_MAX, 1, holds=c.USER_TEXT), attr="text"),
     "What happened.",
     doc="An event that answers no call. The model is told with the next second of sound.",
 )
 TOOL_CALL: Final = typed(
     ToolCalled,
     "response.tool_call.done",
-    Field("session_id", k.TEXT),
-    Field("tool_call_id", k.TEXT, attr="call.id", doc="Names the call, for its result."),
-    Field("unit_index", k.INTEGER, attr="unit"),
+    Field("session_id", c.TEXT),
+    Field("tool_call_id", c.TEXT, attr="call.id", doc="Names the call, for its result."),
+    Field("unit_index", c.INTEGER, attr="unit"),
     Object(
         "call",
-        Field("name", k.TEXT, attr="name", doc="Of the tool."),
-        Field("arguments", k.TEXT, attr="arguments", example="{}"),
+        Field("name", c.TEXT, attr="name", doc="Of the tool."),
+        Field("arguments", c.TEXT, attr="arguments", example="{}"),
         attr="call",
         is_required=True,
     ),
 )
 TOOLS_STATE: Final = Field(
     "tools",
-    k.choice(("called", "not_called")),
+    c.choice(("called", "not_called")),
     "",
     omit=True,
     doc="Whether the model calls the client's tools; absent without tools.",
@@ -209,12 +212,12 @@ def results_of(message: rq.ChatMessage) -> tuple[model.ToolResult, ...]:
     return tuple(part for part in message.content if isinstance(part, model.ToolResult))
 
 
-def messages_of(content: k.Kind, words: k.Kind) -> Variants:
+def messages_of(content: c.FieldType, words: c.FieldType) -> Variants:
     """Make the kind of a message by its role; `content` is that of words and media."""
     parts = "Text, or parts of several kinds."
-    row = Field("content", content, holds=k.USER_TEXT, doc=parts)
+    row = Field("content", content, holds=c.USER_TEXT, doc=parts)
     answer = Field(
-        "content", content, (), get=_without_calls, omit=True, holds=k.USER_TEXT, doc=parts
+        "content", content, (), get=_without_calls, omit=True, holds=c.USER_TEXT, doc=parts
     )
     called = Field("tool_calls", CALLS, (), get=calls_of, omit=True, doc=_CALLED)
     answered = Field(
@@ -320,18 +323,18 @@ VOICE_MS_MAX: Final = 600_000
 
 def _read_sound(value: Value, at: Reading) -> rq.AudioPart:
     is_any = at.context.behaves(SOUND_FILES)
-    return read_audio(value.path, k.binary(value, at), at.values["rate_hz"], is_any=is_any)
+    return read_audio(value.path, c.binary(value, at), at.values["rate_hz"], is_any=is_any)
 
 
-_WORDS: Final = k.text(limits.CHAT_TEXT_CHARS_MAX, holds=k.USER_TEXT)
+_WORDS: Final = c.text(limits.CHAT_TEXT_CHARS_MAX, holds=c.USER_TEXT)
 _TEXT: Final = typed(rq.TextPart, "text", Field("text", _WORDS))
-_IMAGE: Final = typed(rq.ImagePart, "image", Field("data", k.IMAGE))
+_IMAGE: Final = typed(rq.ImagePart, "image", Field("data", c.IMAGE))
 _SOUND: Final = typed(
     rq.AudioPart,
     "audio",
     Field(
         "sample_rate",
-        k.integer(WAV_RATE_HZ_MIN, WAV_RATE_HZ_MAX),
+        c.integer(WAV_RATE_HZ_MIN, WAV_RATE_HZ_MAX),
         model.INPUT_RATE_HZ,
         attr="rate_hz",
         get=lambda part: model.INPUT_RATE_HZ if part.is_file else part.rate_hz,
@@ -340,11 +343,11 @@ _SOUND: Final = typed(
     ),
     Field(
         "data",
-        k.Kind(
+        c.FieldType(
             read=_read_sound,
             write=encode_base64,
-            schema=k.base64_of(k.FLOAT32, "audio/wav"),
-            holds=k.Holds("audio", "sound"),
+            schema=c.base64_of(c.FLOAT32, "audio/wav"),
+            holds=c.Holds("audio", "sound"),
         ),
     ),
     make=lambda values: values["data"],
@@ -352,8 +355,8 @@ _SOUND: Final = typed(
 _VIDEO: Final = typed(
     rq.VideoPart,
     "video",
-    Field("data", k.VIDEO),
-    Field("stack_frames", k.integer(1, limits.STACK_FRAMES_MAX), 1, omit=True),
+    Field("data", c.VIDEO),
+    Field("stack_frames", c.integer(1, limits.STACK_FRAMES_MAX), 1, omit=True),
 )
 _PARTS: Final = items(variants("type", _TEXT, _IMAGE, _SOUND, _VIDEO), limits.CONTENTS_MAX, 1)
 
@@ -370,7 +373,9 @@ def _write_content(content: tuple[rq.Part, ...]) -> object:
 
 
 _CONTENT: Final = either(
-    k.Kind(read=_one_text, schema={**_WORDS.schema, "examples": ["Hello"]}), _PARTS, _write_content
+    c.FieldType(read=_one_text, schema={**_WORDS.schema, "examples": ["Hello"]}),
+    _PARTS,
+    _write_content,
 )
 _MESSAGE: Final = messages_of(_CONTENT, _WORDS)
 
@@ -421,13 +426,13 @@ _DEFAULT: Final = model.ChatConfig()
 _SPEECH: Final = rq.SpeechRequest()
 _NOT_SAMPLING: Final = "the sampling of speech is not a setting"
 _SAMPLING: Final[tuple[Row | str, ...]] = (
-    one_value("top_p", k.number(0.85, 0.85), _NOT_SAMPLING),
-    one_value("min_p", k.number(0.01, 0.01), _NOT_SAMPLING),
-    one_value("top_k", k.number(25, 25), _NOT_SAMPLING),
-    one_value("repetition_penalty", k.number(1.05, 1.05), _NOT_SAMPLING),
-    one_value("temperature", k.number(0.8, 0.8), _NOT_SAMPLING),
-    one_value("win_size", k.number(16, 16), _NOT_SAMPLING),
-    one_value("tau_r", k.number(0.1, 0.1), _NOT_SAMPLING),
+    one_value("top_p", c.number(0.85, 0.85), _NOT_SAMPLING),
+    one_value("min_p", c.number(0.01, 0.01), _NOT_SAMPLING),
+    one_value("top_k", c.number(25, 25), _NOT_SAMPLING),
+    one_value("repetition_penalty", c.number(1.05, 1.05), _NOT_SAMPLING),
+    one_value("temperature", c.number(0.8, 0.8), _NOT_SAMPLING),
+    one_value("win_size", c.number(16, 16), _NOT_SAMPLING),
+    one_value("tau_r", c.number(0.1, 0.1), _NOT_SAMPLING),
 )
 """The source's defaults, with which the model is served."""
 
@@ -438,34 +443,34 @@ def _greedy(at: Reading) -> None:
 
 
 _GENERATION: Final[tuple[Row | str, ...]] = (
-    setting("max_new_tokens", k.integer(1, 8192), _DEFAULT.max_new_tokens),
-    setting("temperature", k.number(0, 2), _DEFAULT.temperature),
-    setting("top_p", k.number(0, 1, "above "), _DEFAULT.top_p),
-    setting("top_k", k.integer(1, 1000), _DEFAULT.top_k),
-    setting("repetition_penalty", k.number(1, 2), _DEFAULT.repetition_penalty),
-    setting("length_penalty", k.number(0.1, 10), _DEFAULT.length_penalty),
+    setting("max_new_tokens", c.integer(1, 8192), _DEFAULT.max_new_tokens),
+    setting("temperature", c.number(0, 2), _DEFAULT.temperature),
+    setting("top_p", c.number(0, 1, "above "), _DEFAULT.top_p),
+    setting("top_k", c.integer(1, 1000), _DEFAULT.top_k),
+    setting("repetition_penalty", c.number(1, 2), _DEFAULT.repetition_penalty),
+    setting("length_penalty", c.number(0.1, 10), _DEFAULT.length_penalty),
     one_value(
         "max_inp_length",
-        k.integer(8192, 8192),
+        c.integer(8192, 8192),
         "a conversation is never cut, and refused where it does not fit",
     ),
-    Field("do_sample", k.FLAG, True, attr="^do_sample", is_written=False),
+    Field("do_sample", c.FLAG, True, attr="^do_sample", is_written=False),
     "False takes the most likely token, as a `temperature` of 0 does.",
-    setting("min_new_tokens", k.integer(0, 8192), 0),
+    setting("min_new_tokens", c.integer(0, 8192), 0),
     Rule(_greedy),
 )
 _TTS: Final[tuple[Row | str, ...]] = (
-    Field("mode", k.choice(SPEECH_MODES), _SPEECH.mode),
-    Field("language", k.choice(LANGUAGES), _SPEECH.language),
-    optional("ref_audio_data", k.VOICE_OR_NAME, attr="voice"),
-    optional("ref_audio_path", k.VOICE_BY_NAME, attr="voice", after="ref_audio_data"),
+    Field("mode", c.choice(SPEECH_MODES), _SPEECH.mode),
+    Field("language", c.choice(LANGUAGES), _SPEECH.language),
+    optional("ref_audio_data", c.VOICE_OR_NAME, attr="voice"),
+    optional("ref_audio_path", c.VOICE_BY_NAME, attr="voice", after="ref_audio_data"),
     checked(
         "output_path",
-        k.because(k.text(0), "no path is taken from a client, the sound is sent"),
-        holds=k.USER_TEXT,
+        c.because(c.text(0), "no path is taken from a client, the sound is sent"),
+        holds=c.USER_TEXT,
     ),
     Object("sampling", *_SAMPLING, closed=True),
-    setting("ref_audio_max_ms", k.integer(VOICE_MS_MIN, VOICE_MS_MAX), None, attr="voice_ms_max"),
+    setting("ref_audio_max_ms", c.integer(VOICE_MS_MIN, VOICE_MS_MAX), None, attr="voice_ms_max"),
 )
 
 
@@ -490,12 +495,12 @@ def _check_voice(path: str, mode: model.SpeechMode, voice: rq.Voice | None) -> N
 
 def ask_rows(*, is_enabled: bool) -> tuple[Row | str, ...]:
     """Make the rows of a turn; `is_enabled`: the default of `tts.enabled`."""
-    enabled = Field("enabled", k.FLAG, is_enabled, get=lambda _: True, doc="Whether it is spoken.")
+    enabled = Field("enabled", c.FLAG, is_enabled, get=lambda _: True, doc="Whether it is spoken.")
     return (
         Object(
             "image",
             Field("max_slice_nums", SLICES, None),
-            Field("use_image_id", k.FLAG, True),
+            Field("use_image_id", c.FLAG, True),
             closed=True,
             when=lambda ask: ask.max_slice_nums is not None or not ask.use_image_id,
             rank=1,
@@ -503,11 +508,11 @@ def ask_rows(*, is_enabled: bool) -> tuple[Row | str, ...]:
         Field("messages", items(_MESSAGE, limits.MESSAGES_MAX, 1)),
         *TOOL_ROWS,
         Rule(_check_conversation),
-        Field("streaming", k.FLAG, True),
+        Field("streaming", c.FLAG, True),
         Object("generation", *_GENERATION, attr="config", closed=True, omit=True),
         Object("tts", enabled, *_TTS, attr="speech", closed=True, none={"enabled": False}),
         Rule(lambda at: _speech(at, is_enabled=is_enabled)),
-        Field("omni_mode", k.FLAG, False, attr="omni", omit=True, rank=2),
-        Field("enable_thinking", k.FLAG, False, attr="thinking", omit=True, rank=2),
-        setting("use_tts_template", k.FLAG, False, attr="tts_template", rank=2),
+        Field("omni_mode", c.FLAG, False, attr="omni", omit=True, rank=2),
+        Field("enable_thinking", c.FLAG, False, attr="thinking", omit=True, rank=2),
+        setting("use_tts_template", c.FLAG, False, attr="tts_template", rank=2),
     )

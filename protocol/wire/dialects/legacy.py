@@ -14,14 +14,14 @@ import attrs
 from ...values import messages as ms
 from ...values import requests as rq
 from ...values.errors import ErrorCode, LocalProtocolError
-from .. import kinds as k
+from .. import codec as c
 from ..codec import Json
 from ..dialects import shared
 from ..table import Dialect, Field, Row, Table, computed, optional, typed
 from .chat import MADE_CALLS, ask_rows
 
 ERROR: Final = {"type": "error"}
-ERROR_TEXT: Final = Field("error", k.TEXT, attr="message")
+ERROR_TEXT: Final = Field("error", c.TEXT, attr="message")
 QUEUE: Final = (
     typed(ms.Queued, "queued", *shared.PLACE),
     typed(ms.QueueUpdate, "queue_update", *shared.PLACE),
@@ -32,7 +32,7 @@ COMMON: Final = (
     Table(
         ms.ErrorReport,
         ERROR_TEXT,
-        Field("code", k.choice(shared.ERROR_CODES), ErrorCode.INFERENCE_ERROR),
+        Field("code", c.choice(shared.ERROR_CODES), ErrorCode.INFERENCE_ERROR),
         shared.ERROR_SESSION,
         tag=ERROR,
     ),
@@ -42,7 +42,7 @@ COMMON: Final = (
 
 def faults(cls: type, text: Field, code: Field) -> Table:
     """Make the table of an end that is sent as an error."""
-    session_id = Field("session_id", k.TEXT, "", attr="named", omit=True)
+    session_id = Field("session_id", c.TEXT, "", attr="named", omit=True)
     rows: tuple[Row | str, ...] = (text, code, session_id)
     return Table(cls, *rows, tag=ERROR)
 
@@ -53,7 +53,7 @@ PAUSE_S_MAX: Final = 86_400
 """A day: the server's own limit is much less and cuts a longer wish (the wire decisions)."""
 UNIX_S_MAX: Final = 1e11
 """The year 5138: a later time is in other units."""
-PAUSE_S: Final = k.number(0, PAUSE_S_MAX, "above ")
+PAUSE_S: Final = c.number(0, PAUSE_S_MAX, "above ")
 FAULTS: Final[Mapping[ms.EndReason, str]] = {
     "context_full": "the model's context is full",
     "backend_error": "the model failed",
@@ -68,7 +68,7 @@ TIMEOUTS: Final[Mapping[ms.EndReason, str]] = {
 
 # -- a unit's outcome ---------------------------------------------------------------------------
 
-_UNIX_S: Final = k.number(0, UNIX_S_MAX)
+_UNIX_S: Final = c.number(0, UNIX_S_MAX)
 _SENT: Final = attrs.evolve(
     _UNIX_S,
     read=lambda value, at: round(_UNIX_S.read(value, at) * 1000, 3),
@@ -81,7 +81,7 @@ def _costs(name: str, attribute: str) -> Field:
 
 
 def _counts(name: str) -> Field:
-    return Field(name, k.INTEGER, 0, attr=f"metrics.{name}")
+    return Field(name, c.INTEGER, 0, attr=f"metrics.{name}")
 
 
 _METRICS: Final[tuple[Row | str, ...]] = (
@@ -92,7 +92,7 @@ _METRICS: Final[tuple[Row | str, ...]] = (
         attr="metrics.session_ms",
     ),
     _costs("cost_llm_ms", "cost_llm_ms"),
-    computed("cost_tts_prep_ms", k.always(0.0), lambda _: 0.0, is_read=False),
+    computed("cost_tts_prep_ms", c.always(0.0), lambda _: 0.0, is_read=False),
     "Always 0: it is part of `cost_tts_ms`.",
     _costs("cost_tts_ms", "cost_tts_ms"),
     _costs("cost_token2wav_ms", "cost_token2wav_ms"),
@@ -132,14 +132,14 @@ def _outcome(values: dict[str, Any]) -> ms.Listen | ms.Speech | ms.Pending:
 RESULT: Final = typed(
     ms.Speech,
     "result",
-    Field("is_listen", k.FLAG, get=_is_listen, doc="The model listens: it says nothing."),
-    Field("text", k.TEXT, "", get=_of_speech("text", "")),
-    Field("audio_data", k.or_null(k.SPEECH), b"", attr="pcm", get=_of_speech("pcm", b"")),
-    Field("end_of_turn", k.FLAG, False, get=_of_speech("end_of_turn", False)),
+    Field("is_listen", c.FLAG, get=_is_listen, doc="The model listens: it says nothing."),
+    Field("text", c.TEXT, "", get=_of_speech("text", "")),
+    Field("audio_data", c.or_null(c.SPEECH), b"", attr="pcm", get=_of_speech("pcm", b"")),
+    Field("end_of_turn", c.FLAG, False, get=_of_speech("end_of_turn", False)),
     *_METRICS,
     Field(
         "pending",
-        attrs.evolve(k.FLAG, schema=k.always(True).schema),
+        attrs.evolve(c.FLAG, schema=c.always(True).schema),
         False,
         get=lambda outcome: isinstance(outcome, ms.Pending),
         omit=True,
@@ -171,21 +171,21 @@ def _error(values: dict[str, Any]) -> ms.ErrorReport | ms.Closed:
 
 FAULT: Final = faults(
     ms.Closed,
-    Field("error", k.TEXT, get=lambda closed: FAULTS[closed.reason]),
-    Field("code", k.TEXT, attr="reason"),
+    Field("error", c.TEXT, get=lambda closed: FAULTS[closed.reason]),
+    Field("code", c.TEXT, attr="reason"),
 )
 STOPPED: Final = typed(
-    ms.Closed, "stopped", Field("session_id", k.TEXT, ""), lacks={"reason": "client"}
+    ms.Closed, "stopped", Field("session_id", c.TEXT, ""), lacks={"reason": "client"}
 )
 TIMEOUT: Final = typed(
     ms.Closed,
     "timeout",
     Field(
         "reason",
-        k.Kind(
-            read=k.TEXT.read,
+        c.FieldType(
+            read=c.TEXT.read,
             write=TIMEOUTS.__getitem__,
-            schema=k.choice((*TIMEOUTS.values(),)).schema,
+            schema=c.choice((*TIMEOUTS.values(),)).schema,
         ),
         "",
     ),
@@ -195,20 +195,20 @@ ANSWERS: Final = (
     typed(
         ms.Created,
         "prepared",
-        Field("prompt_length", k.INTEGER, 0),
-        Field("recording_session_id", k.TEXT, "", attr="recording_id", omit=True),
-        Field("recording_notice", k.TEXT, "", omit=True),
+        Field("prompt_length", c.INTEGER, 0),
+        Field("recording_session_id", c.TEXT, "", attr="recording_id", omit=True),
+        Field("recording_notice", c.TEXT, "", omit=True),
         make=_prepared,
     ),
     RESULT,
     typed(ms.Paused, "paused", Field("timeout", PAUSE_S, attr="timeout_s")),
     typed(ms.Resumed, "resumed"),
     typed(ms.Interrupted, "interrupted"),
-    typed(ms.GoingAway, "going_away", Field("seconds_left", k.INTEGER)),
+    typed(ms.GoingAway, "going_away", Field("seconds_left", c.INTEGER)),
     Table(
         ms.ErrorReport,
         ERROR_TEXT,
-        Field("code", k.choice((*shared.ERROR_CODES, *FAULTS)), ErrorCode.INFERENCE_ERROR),
+        Field("code", c.choice((*shared.ERROR_CODES, *FAULTS)), ErrorCode.INFERENCE_ERROR),
         shared.ERROR_SESSION,
         tag=ERROR,
         make=_error,
@@ -248,23 +248,23 @@ _ASK: Final = Table(
 )
 _IDS: Final = {"session_id": "", "response_id": "", "input_id": ""}
 _ANSWERS: Final = (
-    typed(ms.Prefilled, "prefill_done", Field("input_tokens", k.INTEGER)),
+    typed(ms.Prefilled, "prefill_done", Field("input_tokens", c.INTEGER)),
     typed(
         ms.Delta,
         "chunk",
-        Field("text_delta", k.or_null(k.TEXT), "", attr="text"),
-        Field("audio_data", k.or_null(k.SPEECH), b"", attr="pcm"),
+        Field("text_delta", c.or_null(c.TEXT), "", attr="text"),
+        Field("audio_data", c.or_null(c.SPEECH), b"", attr="pcm"),
         lacks=_IDS,
     ),
     typed(
         ms.Response,
         "done",
-        Field("text", k.TEXT),
-        Field("generated_tokens", k.INTEGER, 0),
-        Field("input_tokens", k.INTEGER, 0),
-        Field("audio_data", k.or_null(k.SPEECH), b"", attr="pcm"),
+        Field("text", c.TEXT),
+        Field("generated_tokens", c.INTEGER, 0),
+        Field("input_tokens", c.INTEGER, 0),
+        Field("audio_data", c.or_null(c.SPEECH), b"", attr="pcm"),
         Field("tool_calls", MADE_CALLS, (), omit=True),
-        Field("recording_session_id", k.TEXT, "", attr="recording_id", omit=True),
+        Field("recording_session_id", c.TEXT, "", attr="recording_id", omit=True),
         lacks={
             **_IDS,
             "reason": "turn_end",
@@ -309,13 +309,13 @@ _PREPARE: Final = typed(
     shared.config("config", rank=1),
     Field("max_slice_nums", shared.SLICES, 1, rank=2),
     Field("system_prompt", shared.PROMPT, "", attr="instructions", also=("prefix_system_prompt",)),
-    optional("ref_audio_base64", k.VOICE_OR_NAME, attr="ref_audio"),
+    optional("ref_audio_base64", c.VOICE_OR_NAME, attr="ref_audio"),
     shared.setting(
-        "ref_audio_path", k.VOICE_BY_NAME, None, attr="ref_audio", after="ref_audio_base64"
+        "ref_audio_path", c.VOICE_BY_NAME, None, attr="ref_audio", after="ref_audio_base64"
     ),
-    optional("tts_ref_audio_base64", k.VOICE, attr="tts_ref_audio"),
+    optional("tts_ref_audio_base64", c.VOICE, attr="tts_ref_audio"),
     shared.slices_once("config"),
-    Field("deferred_finalize", k.FLAG, True, attr="config.deferred_finalize", rank=1),
+    Field("deferred_finalize", c.FLAG, True, attr="config.deferred_finalize", rank=1),
     *shared.ASKED,
 )
 _REQUESTS: Final = {
@@ -323,7 +323,7 @@ _REQUESTS: Final = {
     rq.Request.APPEND: typed(
         rq.Append,
         "audio_chunk",
-        Field("audio", k.input_sound(1), attr="pcm", also=("audio_base64",)),
+        Field("audio", c.input_sound(1), attr="pcm", also=("audio_base64",)),
         shared.frames("frame_base64_list"),
         shared.FORCE_LISTEN,
         shared.APPEND_SLICES,
@@ -334,13 +334,13 @@ _REQUESTS: Final = {
     rq.Request.SEE: typed(
         rq.See,
         "video_frame",
-        Field("frame", k.FRAME, attr="jpeg", also=("frame_base64",), aside_in={"audio": b""}),
+        Field("frame", c.FRAME, attr="jpeg", also=("frame_base64",), aside_in={"audio": b""}),
     ),
     rq.Request.PAUSE: typed(rq.Pause, "pause", optional("timeout", PAUSE_S, attr="timeout_s")),
     rq.Request.RESUME: typed(rq.Resume, "resume"),
     rq.Request.INTERRUPT: typed(rq.Interrupt, "interrupt"),
     rq.Request.REPORT: typed(
-        rq.Report, "client_diagnostic", computed("metrics", k.OBJECT, lambda _: {})
+        rq.Report, "client_diagnostic", computed("metrics", c.OBJECT, lambda _: {})
     ),
     rq.Request.PLAYED: shared.PLAYED,
 }

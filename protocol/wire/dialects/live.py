@@ -27,12 +27,23 @@ import numpy as np
 
 from ...values import messages as ms
 from ...values import model
-from ...values.limits import INPUT_ID_CHARS_MAX, ITEM_CHARS_MAX, MS_PER_S
-from ...values.live import Mute, Muted, Notice, Unmute, Unmuted, Update, Updated, Usage, UserWords
-from ...values.modes import Mode
-from ...values.openai import Item, Part, Respond
+from ...values.limits import INPUT_ID_CHARS_MAX, ITEM_CHARS_MAX, MS_PER_S, Mode
+from ...values.openai import (
+    Item,
+    Mute,
+    Muted,
+    Notice,
+    Part,
+    Respond,
+    Unmute,
+    Unmuted,
+    Update,
+    Updated,
+    Usage,
+    UserWords,
+)
 from ...values.requests import AppendSound, ClientMessage, CloseRequest, Init, Request, VoiceName
-from .. import kinds as k
+from .. import codec as c
 from ..audio import compress, to_float32
 from ..codec import Context, Fields, Json, Reading, Value, as_object, encode_base64
 from ..table import (
@@ -70,7 +81,7 @@ UNSUPPORTED: Final = frozenset(
 
 
 def _event_id(attr: str = "event_id") -> Field:
-    kind = k.text(INPUT_ID_CHARS_MAX, holds=k.NAMED)
+    kind = c.text(INPUT_ID_CHARS_MAX, holds=c.NAMED)
     return Field("event_id", kind, "", attr=attr, omit=True, rank=9)
 
 
@@ -83,13 +94,13 @@ def _rate(value: Value, at: Reading) -> int:
     return found
 
 
-RATE: Final = k.Kind(
+RATE: Final = c.FieldType(
     read=_rate, schema={"type": "integer", "enum": [*model.LIVE_RATES_HZ, model.G711_RATE_HZ]}
 )
 _NO_TRIGGERS: Final = api.empty("there are no decisions")
-_TARGETS: Final = k.choice(("client", "responses"))
+_TARGETS: Final = c.choice(("client", "responses"))
 _TARGET: Final = api.offered(
-    k.choice(("client", "responses", "decisions")),
+    c.choice(("client", "responses", "decisions")),
     "there are no decisions",
     "client",
     "responses",
@@ -104,7 +115,7 @@ def _delegation(attr: str, backend: str, names: str, **how: Any) -> Object:
         optional("type", _TARGET, attr=attr, doc="The model delegates only calls of tools.", **how),
         Object(
             "responses",
-            Field("model", k.TEXT, "", attr=backend, omit=True, doc="In the session."),
+            Field("model", c.TEXT, "", attr=backend, omit=True, doc="In the session."),
             Field("tools", api.TOOLS, nothing, attr=names, omit=True, doc=api.CALLED),
             omit=True,
             doc="Of the model to which tasks would be delegated; other fields are ignored.",
@@ -124,25 +135,25 @@ def _voice(value: Value, at: Reading) -> VoiceName | None:
         fields = Fields(value.value, value.path)
         value = fields.required("id", lambda name: name)
         fields.refuse_unknown()
-    found: VoiceName = k.VOICE_BY_NAME.read(value, at)
-    return None if found.name in k.STOCK_VOICES else found
+    found: VoiceName = c.VOICE_BY_NAME.read(value, at)
+    return None if found.name in c.STOCK_VOICES else found
 
 
-_VOICE: Final = attrs.evolve(k.VOICE_BY_NAME, read=_voice)
+_VOICE: Final = attrs.evolve(c.VOICE_BY_NAME, read=_voice)
 
 
 _PART: Final = Table(
     Part,
-    checked("type", k.choice(("input_text", "text", "output_text")), doc="Text."),
-    Field("text", k.text(ITEM_CHARS_MAX, holds=k.USER_TEXT)),
+    checked("type", c.choice(("input_text", "text", "output_text")), doc="Text."),
+    Field("text", c.text(ITEM_CHARS_MAX, holds=c.USER_TEXT)),
     make=lambda values: Part(kind="input_text", **values),
 )
 _ITEM: Final = Table(
     Item,
-    checked("id", k.text(INPUT_ID_CHARS_MAX, holds=k.NAMED), doc="Ignored."),
-    checked("type", k.choice(("message",)), doc="Always message."),
-    Field("role", k.choice(("developer", "user", "assistant"))),
-    checked("status", k.choice(("completed", "incomplete")), doc="Ignored."),
+    checked("id", c.text(INPUT_ID_CHARS_MAX, holds=c.NAMED), doc="Ignored."),
+    checked("type", c.choice(("message",)), doc="Always message."),
+    Field("role", c.choice(("developer", "user", "assistant"))),
+    checked("status", c.choice(("completed", "incomplete")), doc="Ignored."),
     Field("content", items(one(_PART), 1, 1), attr="parts"),
 )
 
@@ -150,7 +161,7 @@ _ITEM: Final = Table(
 def _audio(coding: str, rate_hz: int, *more: Object) -> Object:
     """The form of the sound in both directions; `coding` and `rate_hz` where none is given."""
     rows = (
-        Field("type", k.choice(model.CODINGS), coding, attr="live.coding"),
+        Field("type", c.choice(model.CODINGS), coding, attr="live.coding"),
         Field("rate", RATE, rate_hz, attr="live.rate_hz"),
     )
     return Object("audio", Object("format", *rows, closed=api.CLOSED), *more, closed=api.CLOSED)
@@ -161,7 +172,7 @@ _START: Final = typed(
     SESSION_START,
     Object(
         "session",
-        Field("model", k.TEXT, attr="live.model"),
+        Field("model", c.TEXT, attr="live.model"),
         _audio(
             "audio/pcm",
             model.LIVE_RATES_HZ[0],
@@ -174,7 +185,7 @@ _START: Final = typed(
         Field("instructions", PROMPT, "", omit=True),
         Field(
             "safety_identifier",
-            k.text(INPUT_ID_CHARS_MAX, holds=k.NAMED),
+            c.text(INPUT_ID_CHARS_MAX, holds=c.NAMED),
             "",
             attr="live.safety_identifier",
             omit=True,
@@ -192,7 +203,7 @@ FORK_START: Final = typed(
     SESSION_START,
     Object(
         "session",
-        Field("model", k.TEXT, "", attr="live.model", omit=True),
+        Field("model", c.TEXT, "", attr="live.model", omit=True),
         _audio("", 0),
         _delegation("live.delegation", "live.backend", "live.tools"),
         Field("store", RECORD.kind, True, attr="record", omit=True),
@@ -224,8 +235,8 @@ REQUESTS: Final = {
     Request.APPEND: typed(
         AppendSound,
         AUDIO_APPEND,
-        Field("audio", k.PIECE, attr="pcm16"),
-        Field("event_id", k.text(INPUT_ID_CHARS_MAX, holds=k.NAMED), "", attr=DROPPED),
+        Field("audio", c.PIECE, attr="pcm16"),
+        Field("event_id", c.text(INPUT_ID_CHARS_MAX, holds=c.NAMED), "", attr=DROPPED),
         "Ignored.",
         closed=api.CLOSED,
     ),
@@ -238,11 +249,11 @@ REQUESTS: Final = {
         Object(
             "item",
             api.word(
-                "type", k.choice((api.OUTPUT,)), api.OUTPUT, "Always this.", example=api.OUTPUT
+                "type", c.choice((api.OUTPUT,)), api.OUTPUT, "Always this.", example=api.OUTPUT
             ),
             *api.result_rows(),
             *(
-                api.ignored("id", holds=k.NAMED),
+                api.ignored("id", holds=c.NAMED),
                 api.ignored("status", holds=None),
                 api.ignored("caller"),
             ),
@@ -288,11 +299,11 @@ _ENDS: Final[Mapping[str, ms.EndReason]] = {
     "connection_lost": "backend_error",
 }
 
-_ANSWERED: Final = Field("client_event_id", k.TEXT, "", omit=True)
+_ANSWERED: Final = Field("client_event_id", c.TEXT, "", omit=True)
 
 
 def _one_of(code: str) -> Field:
-    return computed("code", k.choice(INFO_CODES), Constant(code), doc="The notice.")
+    return computed("code", c.choice(INFO_CODES), Constant(code), doc="The notice.")
 
 
 def _place(queued: ms.Queued | ms.QueueUpdate) -> str:
@@ -305,7 +316,7 @@ def _place(queued: ms.Queued | ms.QueueUpdate) -> str:
 
 _PLACE: Final = computed(
     "message",
-    k.TEXT,
+    c.TEXT,
     _place,
     example="position 1 of 1 in the queue, about 9 s",
     doc="The same for people.",
@@ -322,14 +333,14 @@ _QUEUE_DONE: Final = typed(
     INFO,
     api.EVENT_ID,
     _one_of(ASSIGNED),
-    computed("message", k.TEXT, Constant(_TURN), example=_TURN, doc="The same for people."),
+    computed("message", c.TEXT, Constant(_TURN), example=_TURN, doc="The same for people."),
 )
 NOTICE: Final = typed(
     Notice,
     INFO,
     api.EVENT_ID,
-    Field("code", k.choice(INFO_CODES)),
-    Field("message", k.TEXT, attr="text"),
+    Field("code", c.choice(INFO_CODES)),
+    Field("message", c.TEXT, attr="text"),
 )
 
 
@@ -340,21 +351,21 @@ def info_of(code: object) -> Table:
 
 _SESSION: Final = Object(
     "session",
-    Field("id", k.TEXT),
-    Field("expires_at", k.INTEGER),
-    Field("model", k.TEXT),
+    Field("id", c.TEXT),
+    Field("expires_at", c.INTEGER),
+    Field("model", c.TEXT),
     fixed("status", "active"),
     Object(
         "audio",
         Object(
             "format",
-            Field("type", k.choice(model.CODINGS), attr="coding"),
-            Field("rate", k.INTEGER, attr="rate_hz", example=24_000),
+            Field("type", c.choice(model.CODINGS), attr="coding"),
+            Field("rate", c.INTEGER, attr="rate_hz", example=24_000),
             doc="Of the sound in both directions.",
         ),
         Object(
             "output",
-            Field("voice", k.TEXT, ""),
+            Field("voice", c.TEXT, ""),
             omit=True,
             when=lambda message: bool(message.live.voice),
         ),
@@ -364,7 +375,7 @@ _SESSION: Final = Object(
         Field("type", _TARGETS, None, attr="delegation"),
         Object(
             "responses",
-            Field("model", k.TEXT, "", attr="backend"),
+            Field("model", c.TEXT, "", attr="backend"),
             Field("tools", api.SENT_FUNCTIONS, (), omit=True, doc="Those in force."),
             omit=True,
             when=lambda message: message.live.delegation == "responses",
@@ -372,9 +383,9 @@ _SESSION: Final = Object(
         omit=True,
         when=lambda message: message.live.delegation is not None,
     ),
-    Field("instructions", k.TEXT, ""),
-    Field("safety_identifier", k.TEXT, "", omit=True),
-    Field("store", k.FLAG, False),
+    Field("instructions", c.TEXT, ""),
+    Field("safety_identifier", c.TEXT, "", omit=True),
+    Field("store", c.FLAG, False),
     attr="live",
     doc="The session as it is in force.",
 )
@@ -424,14 +435,16 @@ def _called(values: dict[str, Any]) -> ms.ToolCalled | None:
 
 def _named(name: str, prefix: str, doc: str) -> Field:
     example = f"{prefix}_0c9e41d7a355"
-    return computed(name, k.TEXT, lambda called: _id_of(prefix, called), example=example, doc=doc)
+    return computed(name, c.TEXT, lambda called: _id_of(prefix, called), example=example, doc=doc)
 
 
 def _event(at: int) -> tuple[Field, Field]:
     """The rows of one of the events."""
     event = Field(
         "event",
-        k.Kind(read=lambda value, _: as_object(value.value, value.path), schema={"type": "object"}),
+        c.FieldType(
+            read=lambda value, _: as_object(value.value, value.path), schema={"type": "object"}
+        ),
         get=lambda called: {**_events(called)[at], "sequence_number": at},
         attr="event",
         example={"type": _ITEM_DONE, "output_index": 0, "item": {"type": "function_call"}},
@@ -451,7 +464,7 @@ _DELEGATION: Final = (
         _named("response_id", "resp", "The response that is the call."),
         doc="What is delegated: a call of a tool.",
     ),
-    computed("offset_ms", k.INTEGER, lambda called: (called.unit + 1) * MS_PER_S, example=3000),
+    computed("offset_ms", c.INTEGER, lambda called: (called.unit + 1) * MS_PER_S, example=3000),
     "Where in the session.",
 )
 _DELEGATED: Final = typed(
@@ -461,8 +474,8 @@ _EVENTS: Final = tuple(
     typed(ms.ToolCalled, "response.event", api.EVENT_ID, *rows, make=_called)
     for rows in map(_event, range(6))
 )
-_SECOND: Final = k.Kind(
-    read=lambda value, _: value.pcm16(), write=encode_base64, schema=k.base64_of(k.PCM16)
+_SECOND: Final = c.FieldType(
+    read=lambda value, _: value.pcm16(), write=encode_base64, schema=c.base64_of(c.PCM16)
 )
 _UNTOLD: Final = {
     "session_id": "",
@@ -475,9 +488,9 @@ WORDS: Final = typed(
     ms.Speech,
     "session.output_transcript.delta",
     api.EVENT_ID,
-    Field("delta", k.TEXT, attr="text"),
-    Field("start_ms", k.INTEGER),
-    computed("end_ms", k.INTEGER, lambda speech: speech.start_ms + MS_PER_S, example=1001),
+    Field("delta", c.TEXT, attr="text"),
+    Field("start_ms", c.INTEGER),
+    computed("end_ms", c.INTEGER, lambda speech: speech.start_ms + MS_PER_S, example=1001),
     "Where it ends there.",
     lacks={**_UNTOLD, "pcm": b"", "end_of_turn": False},
 )
@@ -487,9 +500,9 @@ USER_WORDS: Final = typed(
     UserWords,
     "session.input_transcript.delta",
     api.EVENT_ID,
-    Field("delta", k.TEXT, attr="text"),
-    Field("start_ms", k.INTEGER),
-    Field("end_ms", k.INTEGER),
+    Field("delta", c.TEXT, attr="text"),
+    Field("start_ms", c.INTEGER),
+    Field("end_ms", c.INTEGER),
 )
 
 
@@ -534,17 +547,17 @@ ANSWERS: Final = (
         Usage,
         "session.usage.updated",
         api.EVENT_ID,
-        Object("usage", Field("seconds", k.INTEGER)),
-        Object("context_window", Field("usage_ratio", k.number(0, 1), attr="ratio", example=0.25)),
+        Object("usage", Field("seconds", c.INTEGER)),
+        Object("context_window", Field("usage_ratio", c.number(0, 1), attr="ratio", example=0.25)),
     ),
     NOTICE,
     typed(
         ms.Closed,
         shared.SESSION_CLOSED,
         api.EVENT_ID,
-        Field("reason", k.word_of(_ENDS), get=shared.end_word(REASONS)),
+        Field("reason", c.word_of(_ENDS), get=shared.end_word(REASONS)),
         _SESSION,
-        Object("usage", Field("seconds", k.INTEGER)),
+        Object("usage", Field("seconds", c.INTEGER)),
         lacks={"session_id": ""},
     ),
     api.error_table(api.ERROR_CODES, "client_event_id"),

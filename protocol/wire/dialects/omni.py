@@ -28,13 +28,13 @@ from ...values import messages as ms
 from ...values import omni as om
 from ...values import openai as oa
 from ...values.behaviour import DUPLEX_TOOLS
-from ...values.errors import LIVE_ERRORS, TRANSCRIPTION_ERRORS, ErrorCode
+from ...values.errors import LIVE_ERRORS, TRANSCRIPTION_ERRORS, ErrorCode, invalid
 from ...values.limits import APPEND_SAMPLES_MAX, INPUT_ID_CHARS_MAX, MS_PER_S
 from ...values.model import CODINGS, INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, DuplexConfig
 from ...values.requests import Append, Init, ReferenceAudio, Report, Request
-from .. import kinds as k
+from .. import codec as c
 from ..audio import to_float32, to_pcm16
-from ..codec import Reading, Value, encode_base64, invalid
+from ..codec import Reading, Value, encode_base64
 from ..table import (
     Constant,
     Dialect,
@@ -60,7 +60,7 @@ SEQ: Final = '"server_event_seq":0'
 """The field of a frame that no session has sent; a session puts the frame's number there."""
 _NUMBER: Final = computed(
     "server_event_seq",
-    k.INTEGER,
+    c.INTEGER,
     Constant(0),
     rank=-1,
     example=1,
@@ -76,17 +76,17 @@ def _modality(value: Value, _: Reading) -> str:
     return "audio" if "audio" in found or not found else "text"
 
 
-_MODALITY: Final = k.Kind(
+_MODALITY: Final = c.FieldType(
     read=_modality,
     write=lambda modality: ["text"] if modality == "text" else ["audio", "text"],
     schema={"type": "array", "items": {"type": "string", "enum": list(api.MODALITIES)}},
 )
 _GA, _BOTH = ("output_modalities",), ["audio", "text"]
 _FORMATS: Final = ("pcm16", "pcm_s16le", "s16le")
-_FORMAT: Final = api.offered(k.TEXT, "sound is pcm16 here", *_FORMATS, type="string", const="pcm16")
+_FORMAT: Final = api.offered(c.TEXT, "sound is pcm16 here", *_FORMATS, type="string", const="pcm16")
 
 
-def _rate(rate_hz: int) -> k.Kind:
+def _rate(rate_hz: int) -> c.FieldType:
     what = f"there are only {rate_hz} Hz here"
     return api.offered(api.ANY, what, rate_hz, type="integer", const=rate_hz)
 
@@ -106,16 +106,16 @@ def _voice(value: Value, at: Reading) -> ReferenceAudio:
         if not comma:
             raise invalid(value.path, "a data URL without base64")
         value = Value(path=value.path, value=data)
-    voice: ReferenceAudio = k.VOICE_OR_NAME.read(value, at)
+    voice: ReferenceAudio = c.VOICE_OR_NAME.read(value, at)
     return voice
 
 
-_VOICE: Final = attrs.evolve(k.VOICE_OR_NAME, read=_voice)
+_VOICE: Final = attrs.evolve(c.VOICE_OR_NAME, read=_voice)
 _NO_VOICE: Final = api.offered(
-    k.TEXT, "a voice has no name here, it is given as ref_audio", "", type="string", maxLength=0
+    c.TEXT, "a voice has no name here, it is given as ref_audio", "", type="string", maxLength=0
 )
 _INTERRUPTS: Final = api.offered(
-    k.FLAG, "detected speech interrupts the model", True, type="boolean", const=True
+    c.FLAG, "detected speech interrupts the model", True, type="boolean", const=True
 )
 _VAD: Final = api.only(
     ("server_vad", "semantic_vad"), "server_vad", "the model decides, or server_vad"
@@ -137,7 +137,7 @@ _INIT: Final = typed(
     shared.SESSION_UPDATE,
     Object(
         "session",
-        optional("model", k.TEXT, "omni.model", example="tiny"),
+        optional("model", c.TEXT, "omni.model", example="tiny"),
         optional("modalities", _MODALITY, "omni.modality", also=_GA, example=_BOTH),
         Field("instructions", PROMPT, "", omit=True),
         optional("ref_audio", _VOICE, doc="A voice: base64 of a WAV, or a data URL."),
@@ -152,15 +152,15 @@ _INIT: Final = typed(
             doc="The same, as the GA API has it.",
         ),
         optional("turn_detection", _DETECTION, "omni.detection"),
-        optional("overlap_policy", k.choice(get_args(om.Overlap)), "omni.overlap"),
-        optional("playback_commit_policy", k.choice(get_args(om.History)), "omni.history"),
-        setting("temperature", k.number(0, 2), _PLAIN.temperature, attr="config.temperature"),
+        optional("overlap_policy", c.choice(get_args(om.Overlap)), "omni.overlap"),
+        optional("playback_commit_policy", c.choice(get_args(om.History)), "omni.history"),
+        setting("temperature", c.number(0, 2), _PLAIN.temperature, attr="config.temperature"),
         Object(
             "extra_body",
-            optional("auto_response", k.FLAG, "omni.answers"),
+            optional("auto_response", c.FLAG, "omni.answers"),
             setting(
                 "force_listen_count",
-                k.integer(0, 100),
+                c.integer(0, 100),
                 _PLAIN.force_listen_count,
                 attr="config.force_listen_count",
             ),
@@ -185,11 +185,11 @@ def _piece(value: Value, _: Reading) -> bytes:
     return to_float32(pcm16)
 
 
-_PIECE: Final = k.Kind(
+_PIECE: Final = c.FieldType(
     read=_piece,
     write=lambda pcm: encode_base64(to_pcm16(pcm)),
-    schema=k.base64_of(k.PCM16),
-    holds=k.SPOKEN,
+    schema=c.base64_of(c.PCM16),
+    holds=c.SPOKEN,
 )
 
 
@@ -199,7 +199,7 @@ def _item_id(value: Value, _: Reading) -> str:
 
 
 _NAMES_ITEM: Final = attrs.evolve(api.ID, read=_item_id)
-_MS: Final = k.integer(0, PLAYED_MS_MAX)
+_MS: Final = c.integer(0, PLAYED_MS_MAX)
 _NO_PROMPT: Final = api.offered(
     api.ANY, "the model has its prompt already, and takes no other", "", type="string", maxLength=0
 )
@@ -221,8 +221,8 @@ REQUESTS: Final = {
     Request.COMMIT: request(
         om.CommitTurn,
         "input_audio_buffer.commit",
-        optional("response_create", k.FLAG, "responds", also=("create_response",)),
-        Field("is_speech", k.FLAG, True, omit=True),
+        optional("response_create", c.FLAG, "responds", also=("create_response",)),
+        Field("is_speech", c.FLAG, True, omit=True),
         api.ignored("final", holds=None),
     ),
     Request.RESPOND: request(
@@ -242,7 +242,7 @@ REQUESTS: Final = {
     Request.INTERRUPT: request(
         om.BargeIn,
         "barge_in",
-        checked("event", k.choice(("barge_in", "response.cancel")), "Of `turn.signal`, the same."),
+        checked("event", c.choice(("barge_in", "response.cancel")), "Of `turn.signal`, the same."),
         api.ignored("payload"),
     ),
     Request.CLEAR_OUTPUT: request(om.ClearOutput, "output_audio_buffer.clear"),
@@ -253,7 +253,7 @@ REQUESTS: Final = {
         optional("committed_ms", _MS),
         optional("response_id", api.ID),
         optional("item_id", _NAMES_ITEM),
-        Field("truncate", k.FLAG, False, attr="truncates", omit=True),
+        Field("truncate", c.FLAG, False, attr="truncates", omit=True),
     ),
     Request.HEARTBEAT: request(om.Heartbeat, "session.heartbeat"),
     Request.REPORT: typed(
@@ -297,16 +297,16 @@ def _return(values: dict[str, Any]) -> Return:
 
 RESUME: Final = Table(
     Return,
-    Field("session_id", k.text(INPUT_ID_CHARS_MAX, 1)),
-    Field("resume_token", k.text(shared.TOKEN_CHARS_MAX, 1), attr="token"),
-    Field("last_received_server_event_seq", k.INTEGER, 0, attr="last_received"),
+    Field("session_id", c.text(INPUT_ID_CHARS_MAX, 1)),
+    Field("resume_token", c.text(shared.TOKEN_CHARS_MAX, 1), attr="token"),
+    Field("last_received_server_event_seq", c.INTEGER, 0, attr="last_received"),
     make=_return,
 )
 _REFUSED: Final = Object(
     "error",
     fixed("code", "session_resume_expired"),
     fixed("type", "invalid_request_error"),
-    Field("message", k.TEXT),
+    Field("message", c.TEXT),
 )
 NOT_RESUMED: Final = typed(ms.ErrorReport, shared.ERROR, _REFUSED)
 """The answer to a client that cannot come back; its code is the one of no session and no token."""
@@ -336,7 +336,7 @@ def _facts(name: str, doc: str, made: Mapping[str, object] | None = None) -> Fie
     def get(message: Any) -> dict[str, object]:
         return {**(made or {"supports_session_resume": message.omni.is_resumable, **_CAPABILITIES})}
 
-    kind = k.Kind(read=lambda *_: None, schema={"type": "object"})
+    kind = c.FieldType(read=lambda *_: None, schema={"type": "object"})
     return computed(name, kind, get, example={**(made or {})}, doc=doc)
 
 
@@ -348,29 +348,29 @@ _SESSION: Final = Object(
     "session",
     fixed("object", "realtime.session"),
     fixed("type", "realtime"),
-    Field("id", k.TEXT, example="duplex-20261123T101500-8f3a5b7c9d1e"),
-    Field("model", k.TEXT, example="tiny"),
+    Field("id", c.TEXT, example="duplex-20261123T101500-8f3a5b7c9d1e"),
+    Field("model", c.TEXT, example="tiny"),
     fixed("state", "open"),
-    Field("epoch", k.INTEGER),
-    Field("turn_id", k.INTEGER),
+    Field("epoch", c.INTEGER),
+    Field("turn_id", c.INTEGER),
     Field("modalities", _MODALITY, attr="modality", example=_BOTH),
     computed("output_modalities", _MODALITY, attrgetter("omni.modality"), example=_BOTH),
     "The same, as the GA API names it.",
-    Field("instructions", k.TEXT),
+    Field("instructions", c.TEXT),
     api.null("voice"),
     fixed("input_audio_format", "pcm16"),
     fixed("output_audio_format", "pcm16"),
     _facts("audio", "The form of sound in both directions.", _SOUND),
     Field("turn_detection", _DETECTION, None, attr="detection"),
-    Field("overlap_policy", k.choice(get_args(om.Overlap)), attr="overlap"),
-    Field("playback_commit_policy", k.choice(get_args(om.History)), attr="history"),
+    Field("overlap_policy", c.choice(get_args(om.Overlap)), attr="overlap"),
+    Field("playback_commit_policy", c.choice(get_args(om.History)), attr="history"),
     _facts("capabilities", "What the server can."),
     attr="omni",
     doc="The session as it is in force.",
 )
 _TOKEN: Final = computed(
     "resume_token",
-    k.TEXT,
+    c.TEXT,
     lambda message: TOKEN if message.omni.is_resumable else None,
     omit=True,
     example="q3bV0k",
@@ -379,8 +379,8 @@ _TOKEN: Final = computed(
 RESUMED: Final = typed(
     om.CameBack,
     "session.resumed",
-    Field("session_id", k.TEXT),
-    Field("attachment_generation", k.INTEGER, attr="connection"),
+    Field("session_id", c.TEXT),
+    Field("attachment_generation", c.INTEGER, attr="connection"),
     _TOKEN,
     _SESSION,
 )
@@ -416,14 +416,14 @@ def _numbered(table: Table, *rows: Row | str, kind: str = "") -> Table:
     return table.with_rows(_NUMBER, *rows, tag={"type": kind} if kind else None)
 
 
-_OF_SESSION: Final = (Field("session_id", k.TEXT), Field("epoch", k.INTEGER))
+_OF_SESSION: Final = (Field("session_id", c.TEXT), Field("epoch", c.INTEGER))
 
 
 def _end_ms(speech: ms.Speech) -> int:
     return speech.start_ms + len(speech.pcm) // SAMPLE_BYTES * MS_PER_S // OUTPUT_RATE_HZ
 
 
-_OUTPUT_RATE: Final = k.integer(OUTPUT_RATE_HZ, OUTPUT_RATE_HZ)
+_OUTPUT_RATE: Final = c.integer(OUTPUT_RATE_HZ, OUTPUT_RATE_HZ)
 _AUDIO: Final = _numbered(
     api.SOUND,
     attrs.evolve(fixed("format", "pcm16"), rank=1),
@@ -432,7 +432,7 @@ _AUDIO: Final = _numbered(
     Object(
         "metadata",
         *_OF_SESSION,
-        computed("audio_duration_ms", k.INTEGER, _end_ms, example=1000),
+        computed("audio_duration_ms", c.INTEGER, _end_ms, example=1000),
         "Of the response's sound so far.",
         rank=1,
         doc="Where it stands.",
@@ -443,7 +443,7 @@ _WORDS: Final = _numbered(api.WORDS)
 
 def _of_response(table: Table) -> Table:
     """A state of a response, which names it at the top too."""
-    row = computed("response_id", k.TEXT, attrgetter("response.id"), example="resp_7b20d9c3a415")
+    row = computed("response_id", c.TEXT, attrgetter("response.id"), example="resp_7b20d9c3a415")
     return _numbered(table, row, "The response.")
 
 
@@ -476,18 +476,18 @@ _CREATED: Final = typed(
     shared.SESSION_CREATED,
     _NUMBER,
     api.EVENT_ID,
-    computed("attachment_generation", k.integer(1, 1), lambda _: 1),
+    computed("attachment_generation", c.integer(1, 1), lambda _: 1),
     "The client's first connection.",
     _TOKEN,
     _SESSION,
     lacks={"session_id": "", "prompt_length": 0, "recording": "off"},
 )
 _PLAYED: Final = (
-    Field("generated_ms", k.INTEGER),
-    computed("sent_ms", k.INTEGER, lambda it: it.playback.generated_ms),
+    Field("generated_ms", c.INTEGER),
+    computed("sent_ms", c.INTEGER, lambda it: it.playback.generated_ms),
     "The same: what is spoken is sent.",
-    Field("played_ms", k.INTEGER),
-    Field("committed_ms", k.INTEGER),
+    Field("played_ms", c.INTEGER),
+    Field("committed_ms", c.INTEGER),
 )
 _ACKNOWLEDGED: Final = _event(
     om.Acknowledged,
@@ -496,22 +496,22 @@ _ACKNOWLEDGED: Final = _event(
         "event",
         fixed("type", "playback.acknowledged"),
         *_OF_SESSION,
-        Field("item_id", k.TEXT),
+        Field("item_id", c.TEXT),
         *(
-            computed(name, k.INTEGER, attrgetter(f"playback.{name}"), doc="As in playback.")
+            computed(name, c.INTEGER, attrgetter(f"playback.{name}"), doc="As in playback.")
             for name in ("played_ms", "committed_ms")
         ),
-        Field("truncate", k.FLAG, attr="truncates"),
+        Field("truncate", c.FLAG, attr="truncates"),
         Object("playback", *_PLAYED, attr="playback", doc="Where the response stands."),
-        Field("history_committed", k.FLAG, attr="is_whole"),
+        Field("history_committed", c.FLAG, attr="is_whole"),
         doc="What is noted.",
     ),
 )
 _CLOSED: Final = _event(
     ms.Closed,
     shared.SESSION_CLOSED,
-    Field("session_id", k.TEXT),
-    Field("reason", k.word_of(_ENDS), get=shared.end_word(_REASONS)),
+    Field("session_id", c.TEXT),
+    Field("reason", c.word_of(_ENDS), get=shared.end_word(_REASONS)),
 )
 _QUEUE: Final = tuple(
     _numbered(table) for table in shared.COMMON if table.cls in (ms.Queued, ms.QueueUpdate)
@@ -520,7 +520,7 @@ ANSWERS: Final = (
     *_QUEUE,
     _CREATED,
     _event(om.SessionUpdated, "session.updated", _SESSION),
-    _event(om.HeartbeatAck, "session.heartbeat_ack", Field("session_id", k.TEXT)),
+    _event(om.HeartbeatAck, "session.heartbeat_ack", Field("session_id", c.TEXT)),
     *_INPUTS.values(),
     *(table for tables in _ITEMS.values() for table in tables),
     _numbered(api.DELETED),
@@ -529,8 +529,8 @@ ANSWERS: Final = (
     _event(
         om.Speaking,
         "response.speak",
-        Field("response_id", k.TEXT),
-        Object("metadata", Field("epoch", k.INTEGER), doc="Where it stands."),
+        Field("response_id", c.TEXT),
+        Object("metadata", Field("epoch", c.INTEGER), doc="Where it stands."),
     ),
     *_STEPS.values(),
     _AUDIO,
@@ -538,7 +538,7 @@ ANSWERS: Final = (
     _LISTEN,
     _DONE,
     _event(om.RateLimits, "rate_limits.updated", api.nothing("rate_limits")),
-    _event(om.OutputCleared, "output_audio_buffer.cleared", Field("response_id", k.TEXT)),
+    _event(om.OutputCleared, "output_audio_buffer.cleared", Field("response_id", c.TEXT)),
     _ACKNOWLEDGED,
     _CLOSED,
     _numbered(api.error_table(ERROR_CODES, "event_id")),

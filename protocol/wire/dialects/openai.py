@@ -26,13 +26,12 @@ import attrs
 from ...values import behaviour
 from ...values import messages as ms
 from ...values import openai as oa
-from ...values.errors import OPENAI_ERRORS, ErrorCode, LocalProtocolError
-from ...values.limits import ITEM_PARTS_MAX, MS_PER_S
+from ...values.errors import OPENAI_ERRORS, ErrorCode, LocalProtocolError, invalid, missing
+from ...values.limits import ITEM_PARTS_MAX, MS_PER_S, Mode
 from ...values.model import CODINGS, G711_RATE_HZ, rate_of
-from ...values.modes import Mode
 from ...values.requests import AppendSound, ClientMessage, Request
-from .. import kinds as k
-from ..codec import Context, Fields, Json, Reading, Value, as_object, dump_frame, invalid, missing
+from .. import codec as c
+from ..codec import Context, Fields, Json, Reading, Value, as_object, dump_frame
 from ..table import (
     DROPPED,
     Dialect,
@@ -60,7 +59,7 @@ IDLE_MS_MAX: Final = 3600 * MS_PER_S
 SILENCE_MS_MAX: Final = 10 * MS_PER_S
 """A longer pause ends a turn of any speaker."""
 _VOICE_CHARS_MAX: Final = 64
-_NAME: Final = k.text(_VOICE_CHARS_MAX, 1, holds=k.VOICE_NAMED)
+_NAME: Final = c.text(_VOICE_CHARS_MAX, 1, holds=c.VOICE_NAMED)
 
 
 def _voice(value: Value, at: Reading) -> str:
@@ -73,18 +72,18 @@ def _voice(value: Value, at: Reading) -> str:
 _VOICE: Final = attrs.evolve(_NAME, read=_voice)
 _NO_LENGTH: Final = api.offered(api.ANY, "the length of a response has no bound here", "inf")
 _INF: Final = api.until(behaviour.LENIENT_SETTINGS, _NO_LENGTH, api.TOKENS)
-_SPEED: Final = api.until(behaviour.LENIENT_SETTINGS, k.number(1, 1), k.number(0.25, 1.5))
+_SPEED: Final = api.until(behaviour.LENIENT_SETTINGS, c.number(1, 1), c.number(0.25, 1.5))
 _EAGERNESS: Final = ("low", "medium", "high", "auto")
 _NO_SPEED: Final = "Without effect: the model decides how fast it speaks."
 _NO_PROMPT: Final = api.offered(api.ANY, "there are no stored prompts", {}, type="object", const={})
-_CHOICES: Final = k.choice(("auto", "none"))
+_CHOICES: Final = c.choice(("auto", "none"))
 _NO_CHOICE: Final = api.offered(
     api.ANY, "the model has no tools", "auto", "none", **_CHOICES.schema
 )
-_CHOICE: Final = k.Kind(
+_CHOICE: Final = c.FieldType(
     read=lambda value, _: "none" if value.value == "none" else "auto", schema={}
 )
-_PARALLEL: Final = k.Kind(read=lambda value, _: value.value is not False, schema={})
+_PARALLEL: Final = c.FieldType(read=lambda value, _: value.value is not False, schema={})
 
 
 def _rate(value: Value, at: Reading) -> None:
@@ -93,18 +92,18 @@ def _rate(value: Value, at: Reading) -> None:
     value.integer(rate_hz, rate_hz)
 
 
-_RATE: Final = k.Kind(read=_rate, schema={"type": "integer", "enum": [24_000, G711_RATE_HZ]})
+_RATE: Final = c.FieldType(read=_rate, schema={"type": "integer", "enum": [24_000, G711_RATE_HZ]})
 
 
 def _format(attr: str) -> Object:
     rows = (
-        optional("type", k.choice(CODINGS), attr=attr, doc="PCM16, or G.711."),
+        optional("type", c.choice(CODINGS), attr=attr, doc="PCM16, or G.711."),
         checked("rate", _RATE, "24000; of G.711 8000."),
     )
     return Object("format", *rows, omit=True, doc="Its form.")
 
 
-_IDLE: Final = k.integer(MS_PER_S, IDLE_MS_MAX)
+_IDLE: Final = c.integer(MS_PER_S, IDLE_MS_MAX)
 
 
 def _idle(value: Value, at: Reading) -> int:
@@ -112,20 +111,20 @@ def _idle(value: Value, at: Reading) -> int:
     return int(_IDLE.read(value, at)) if is_read else 0
 
 
-_SILENCE: Final = k.integer(100, SILENCE_MS_MAX)
-THRESHOLD: Final = setting("threshold", k.number(0, 1), 0.5, example=0.5)
+_SILENCE: Final = c.integer(100, SILENCE_MS_MAX)
+THRESHOLD: Final = setting("threshold", c.number(0, 1), 0.5, example=0.5)
 SILENCE: Final = setting("silence_duration_ms", _SILENCE, 500, attr="silence_ms", example=500)
-_PREFIX: Final = k.integer(0, SILENCE_MS_MAX)
+_PREFIX: Final = c.integer(0, SILENCE_MS_MAX)
 _NO_EAGERNESS: Final = api.only(_EAGERNESS, "auto", "the model decides when to answer", "medium")
 _DETECTION: Final = (
-    Field("type", k.choice(("server_vad", "semantic_vad")), attr="kind"),
+    Field("type", c.choice(("server_vad", "semantic_vad")), attr="kind"),
     THRESHOLD,
     setting("prefix_padding_ms", _PREFIX, 300, attr="prefix_ms", example=300),
     SILENCE,
-    Field("create_response", k.FLAG, True, attr="creates"),
-    Field("interrupt_response", k.FLAG, True, attr="interrupts"),
+    Field("create_response", c.FLAG, True, attr="creates"),
+    Field("interrupt_response", c.FLAG, True, attr="interrupts"),
     checked(
-        "eagerness", api.until(behaviour.LENIENT_SETTINGS, _NO_EAGERNESS, k.choice(_EAGERNESS))
+        "eagerness", api.until(behaviour.LENIENT_SETTINGS, _NO_EAGERNESS, c.choice(_EAGERNESS))
     ),
     "Without effect: the model decides when to answer.",
 )
@@ -157,7 +156,7 @@ def _input(transcription: Row, how: Table) -> Object:
 
 def _sent_format(attr: str) -> Object:
     """The format of sound; that of G.711 has no rate."""
-    kind = k.Kind(
+    kind = c.FieldType(
         read=lambda value, _: value.integer(), schema={"type": "integer", "const": 24_000}
     )
     rate = computed(
@@ -167,7 +166,7 @@ def _sent_format(attr: str) -> Object:
         omit=True,
         doc="Samples a second; not of G.711, which has 8000.",
     )
-    return Object("format", Field("type", k.choice(CODINGS), attr=attr), rate, doc="Of the sound.")
+    return Object("format", Field("type", c.choice(CODINGS), attr=attr), rate, doc="Of the sound.")
 
 
 def _sent_input(transcription: Row, how: Table) -> Object:
@@ -183,7 +182,7 @@ def _sent_input(transcription: Row, how: Table) -> Object:
 
 _TYPES: Final = ("realtime", "transcription")
 _OF_REALTIME: Final = api.only(_TYPES, "realtime", "transcription is for ?intent=transcription")
-_TRANSCRIBES: Final = k.Kind(
+_TRANSCRIBES: Final = c.FieldType(
     read=lambda value, _: as_object(value.value, value.path) is not None,
     write=lambda wanted: {} if wanted else None,
     schema={"type": "object", "properties": {}},
@@ -199,7 +198,7 @@ _CONFIGURE: Final = typed(
             "realtime",
             "Must be realtime here; transcription has an address of its own.",
         ),
-        checked("model", k.TEXT, "Ignored: the address names the model."),
+        checked("model", c.TEXT, "Ignored: the address names the model."),
         optional("instructions", PROMPT),
         optional("output_modalities", api.MODALITY, "modality", example=["audio"]),
         Object(
@@ -237,7 +236,7 @@ _CONFIGURE: Final = typed(
     ),
     api.ANY_EVENT_ID,
 )
-_TRANSCRIBER: Final = k.Kind(
+_TRANSCRIBER: Final = c.FieldType(
     read=lambda *_: None, schema={"type": "object", "additionalProperties": {"type": "string"}}
 )
 _IN_FORCE: Final = "The session as it is in force."
@@ -245,17 +244,17 @@ _SESSION: Final = Object(
     "session",
     fixed("type", "realtime"),
     fixed("object", "realtime.session"),
-    Field("id", k.TEXT),
-    Field("model", k.TEXT),
-    Field("expires_at", k.INTEGER),
-    Field("instructions", k.TEXT),
+    Field("id", c.TEXT),
+    Field("model", c.TEXT),
+    Field("expires_at", c.INTEGER),
+    Field("instructions", c.TEXT),
     Field("output_modalities", api.MODALITY, attr="modality", example=["audio"]),
     Object(
         "audio",
         _sent_input(
             computed(
                 "transcription",
-                k.or_null(_TRANSCRIBER),
+                c.or_null(_TRANSCRIBER),
                 lambda message: (
                     {"model": message.openai.transcriber} if message.openai.transcriber else None
                 ),
@@ -267,7 +266,7 @@ _SESSION: Final = Object(
         Object(
             "output",
             _sent_format("output_format"),
-            Field("voice", k.TEXT, "", omit=True),
+            Field("voice", c.TEXT, "", omit=True),
             doc="The model's sound.",
         ),
         doc="Sound in both directions.",
@@ -275,7 +274,7 @@ _SESSION: Final = Object(
     Field("tools", api.SENT_FUNCTIONS, (), doc="Functions that the model may call."),
     Field("tool_choice", _CHOICES, "auto"),
     "none also where there are tools, and the model calls none.",
-    setting("parallel_tool_calls", k.FLAG, True, attr="is_parallel", doc="false, or absent."),
+    setting("parallel_tool_calls", c.FLAG, True, attr="is_parallel", doc="false, or absent."),
     fixed("max_output_tokens", "inf"),
     fixed("truncation", "auto"),
     *map(api.null, ("tracing", "prompt", "include")),
@@ -326,15 +325,15 @@ ITEM_REQUESTS: Final = {
         oa.TruncateItem,
         "conversation.item.truncate",
         _ITEM_ID,
-        Field("content_index", k.integer(0, ITEM_PARTS_MAX), 0),
-        Field("audio_end_ms", k.integer(0, AUDIO_MS_MAX)),
+        Field("content_index", c.integer(0, ITEM_PARTS_MAX), 0),
+        Field("audio_end_ms", c.integer(0, AUDIO_MS_MAX)),
     ),
 }
 CLEAR: Final = request(oa.ClearSound, "input_audio_buffer.clear")
 CANCEL: Final = request(oa.CancelResponse, "response.cancel", optional("response_id", api.ID))
 _SOUND_REQUESTS: Final = {
     Request.APPEND: request(
-        AppendSound, shared.AUDIO_APPEND, Field("audio", k.PIECE, attr="pcm16")
+        AppendSound, shared.AUDIO_APPEND, Field("audio", c.PIECE, attr="pcm16")
     ),
     Request.COMMIT: request(oa.CommitSound, "input_audio_buffer.commit"),
     Request.CLEAR: CLEAR,
@@ -360,10 +359,10 @@ _LIMITS: Final = items(
     one(
         Table(
             oa.RateLimit,
-            Field("name", k.choice(("requests", "tokens"))),
-            Field("limit", k.INTEGER),
-            Field("remaining", k.INTEGER),
-            Field("reset_seconds", k.INTEGER, attr="reset_s"),
+            Field("name", c.choice(("requests", "tokens"))),
+            Field("limit", c.INTEGER),
+            Field("remaining", c.INTEGER),
+            Field("reset_seconds", c.INTEGER, attr="reset_s"),
         )
     ),
     1,
@@ -413,7 +412,7 @@ _ANSWERS: Final = (
         api.EVENT_ID,
         Object(
             "conversation",
-            Field("id", k.TEXT, example="conv_7b20d9c3a415"),
+            Field("id", c.TEXT, example="conv_7b20d9c3a415"),
             fixed("object", "realtime.conversation"),
             doc="The conversation.",
         ),
@@ -439,7 +438,7 @@ _PLAIN_HINTS: Final = ("language", "languages", "delay")
 """Nothing in them is the client's own."""
 _OF_TRANSCRIPTION: Final = api.only(_TYPES, "transcription", "the address asks for transcription")
 _MODEL: Final = optional(
-    "model", k.TEXT, "transcriber", example="tiny", doc="One of the server's models."
+    "model", c.TEXT, "transcriber", example="tiny", doc="One of the server's models."
 )
 _TRANSCRIPTION_CONFIGURE: Final = typed(
     oa.Configure,
@@ -485,14 +484,14 @@ _TRANSCRIPTION_SESSION: Final = Object(
     "session",
     fixed("type", "transcription"),
     fixed("object", "realtime.transcription_session"),
-    Field("id", k.TEXT),
-    Field("expires_at", k.INTEGER),
+    Field("id", c.TEXT),
+    Field("expires_at", c.INTEGER),
     Object(
         "audio",
         _sent_input(
             Object(
                 "transcription",
-                Field("model", k.TEXT, attr="transcriber", example="tiny"),
+                Field("model", c.TEXT, attr="transcriber", example="tiny"),
                 doc="The model that transcribes what the client says.",
             ),
             _PLAIN_DETECTION,
@@ -508,7 +507,7 @@ _ITEM: Final = Field(
     one(
         Table(
             oa.Item,
-            Field("id", k.TEXT, example=api.ITEM_EXAMPLE),
+            Field("id", c.TEXT, example=api.ITEM_EXAMPLE),
             api.OBJECT,
             fixed("type", "message"),
             fixed("role", "user"),

@@ -19,9 +19,10 @@ from ...values import errors, limits, model
 from ...values import messages as ms
 from ...values import openai as oa
 from ...values.behaviour import DUPLEX_TOOLS, LENIENT_SETTINGS, TAKES_TOOLS
-from .. import kinds as k
+from ...values.errors import invalid
+from .. import codec as c
 from ..audio import compress, to_float32, to_pcm16
-from ..codec import Reading, Value, as_object, encode_base64, invalid
+from ..codec import Reading, Value, as_object, encode_base64
 from ..table import (
     DROPPED,
     Constant,
@@ -45,17 +46,17 @@ from .chat import DESCRIPTION, NAME, SCHEMA
 EMPTY: Final = "Must be empty here."
 CLOSED: Final = errors.ErrorCode.UNKNOWN_PARAMETER
 """An unknown field is such an error."""
-ANY: Final = k.Kind(read=lambda value, _: value.value, schema={})
-ID: Final = k.text(limits.INPUT_ID_CHARS_MAX, 1, holds=k.NAMED)
+ANY: Final = c.FieldType(read=lambda value, _: value.value, schema={})
+ID: Final = c.text(limits.INPUT_ID_CHARS_MAX, 1, holds=c.NAMED)
 ITEM_EXAMPLE: Final = "item_7b20d9c3a415"
 CALL_EXAMPLE: Final = "call_0c9e41d7a355"
 
 # -- what is not offered --------------------------------------------------------------------------
 
 
-def ignored(name: str, why: str = "Ignored.", holds: k.Holds | None = k.USER_TEXT) -> Field:
+def ignored(name: str, why: str = "Ignored.", holds: c.Holds | None = c.USER_TEXT) -> Field:
     """A field of the API that changes nothing here."""
-    kind = k.Kind(read=lambda *_: None, schema={}, holds=holds)
+    kind = c.FieldType(read=lambda *_: None, schema={}, holds=holds)
     return checked(name, kind, why)
 
 
@@ -64,7 +65,7 @@ def unsupported(path: str, what: str) -> errors.FieldError:
     return errors.FieldError(errors.ErrorCode.UNSUPPORTED, f"{path}: {what}")
 
 
-def offered(kind: k.Kind, what: str, *values: object, **schema: object) -> k.Kind:
+def offered(kind: c.FieldType, what: str, *values: object, **schema: object) -> c.FieldType:
     """A kind of which only some values are offered; `what` is the error for any other."""
 
     def read(value: Value, at: Reading) -> object:
@@ -73,43 +74,43 @@ def offered(kind: k.Kind, what: str, *values: object, **schema: object) -> k.Kin
             raise unsupported(value.path, what)
         return found
 
-    return k.Kind(read=read, schema=schema)
+    return c.FieldType(read=read, schema=schema)
 
 
-def only(options: tuple[str, ...], word: str, what: str, *more: str) -> k.Kind:
+def only(options: tuple[str, ...], word: str, what: str, *more: str) -> c.FieldType:
     """A word of the API of which only one is offered here, and `more` that mean the same."""
-    kind = offered(k.choice(options), what, word, *more)
-    schema = k.choice((word, *more)).schema
-    return k.Kind(read=lambda value, at: kind.read(value, at) and word, schema=schema)
+    kind = offered(c.choice(options), what, word, *more)
+    schema = c.choice((word, *more)).schema
+    return c.FieldType(read=lambda value, at: kind.read(value, at) and word, schema=schema)
 
 
-def empty(what: str) -> k.Kind:
+def empty(what: str) -> c.FieldType:
     """A list of the API that must be empty here."""
-    kind = k.Kind(read=lambda value, _: value.items(1024), schema={})
+    kind = c.FieldType(read=lambda value, _: value.items(1024), schema={})
     return offered(kind, what, (), type="array", const=[])
 
 
-def until(number: int, old: k.Kind, new: k.Kind) -> k.Kind:
+def until(number: int, old: c.FieldType, new: c.FieldType) -> c.FieldType:
     """A kind that sessions before a behaviour number read as another one."""
     return attrs.evolve(
         new, read=lambda value, at: (new if at.context.behaves(number) else old).read(value, at)
     )
 
 
-def word(name: str, kind: k.Kind, always: str, doc: str, **columns: Any) -> Field:
+def word(name: str, kind: c.FieldType, always: str, doc: str, **columns: Any) -> Field:
     """A required field that is always written as the same word."""
     return Field(name, kind, attr=DROPPED, get=Constant(always), doc=doc, **columns)
 
 
 def null(name: str) -> Field:
     """A field that is always null."""
-    kind = k.Kind(read=lambda *_: None, schema={"type": "null"})
+    kind = c.FieldType(read=lambda *_: None, schema={"type": "null"})
     return computed(name, kind, get=Constant(None), doc="Always null.")
 
 
 def nothing(name: str) -> Field:
     """An array that is always empty."""
-    kind = k.Kind(read=lambda *_: (), schema={"type": "array", "const": []})
+    kind = c.FieldType(read=lambda *_: (), schema={"type": "array", "const": []})
     return Field(name, kind, (), attr=DROPPED, get=lambda _: [], doc="Empty.")
 
 
@@ -119,7 +120,7 @@ EVENT: Final = '"event_id":"event_000000000000"'
 """The field of a frame that no session has sent; a session puts its own id there."""
 EVENT_ID: Final = computed(
     "event_id",
-    k.TEXT,
+    c.TEXT,
     Constant("event_000000000000"),
     example="event_7b20d9c3a415",
     rank=-1,
@@ -148,14 +149,14 @@ def _fault(report: ms.ErrorReport) -> str:
 
 def error_table(codes: tuple[errors.ErrorCode, ...], cause: str) -> Table:
     """Make the table of an `error` with one of several codes; `cause` names the message's id."""
-    kind = k.choice(("invalid_request_error", "server_error"))
+    kind = c.choice(("invalid_request_error", "server_error"))
     rows = (
-        Field("code", k.choice(codes)),
-        Field("message", k.TEXT),
+        Field("code", c.choice(codes)),
+        Field("message", c.TEXT),
         computed("type", kind, _fault, is_read=False, doc="Whose mistake it is."),
-        computed("param", k.TEXT, _param, omit=True, example="session.audio.format"),
+        computed("param", c.TEXT, _param, omit=True, example="session.audio.format"),
         "The path of the field that is wrong.",
-        Field(cause, k.TEXT, "", attr="client_event_id", omit=True),
+        Field(cause, c.TEXT, "", attr="client_event_id", omit=True),
     )
     error = Object("error", *rows, is_required=True)
     return typed(ms.ErrorReport, shared.ERROR, EVENT_ID, error)
@@ -190,7 +191,7 @@ def _functions_of(types: tuple[str, ...], *more: Field) -> Items:
     doc = "Others than functions are left out." if more else "Always function."
     table = Table(
         model.Tool,
-        computed("type", k.choice(types), Constant("function"), doc=doc),
+        computed("type", c.choice(types), Constant("function"), doc=doc),
         Field("name", NAME),
         DESCRIPTION,
         Field("parameters", _PARAMETERS, "", omit=True, example={"type": "object"}),
@@ -200,7 +201,7 @@ def _functions_of(types: tuple[str, ...], *more: Field) -> Items:
 
 
 SENT_FUNCTIONS: Final = _functions_of(TOOL_TYPES[:1])
-_ASKED: Final = _functions_of(TOOL_TYPES, checked("strict", k.FLAG, doc="Without effect."))
+_ASKED: Final = _functions_of(TOOL_TYPES, checked("strict", c.FLAG, doc="Without effect."))
 
 
 def _functions(value: Value, at: Reading) -> tuple[model.Tool, ...]:
@@ -238,12 +239,12 @@ def _modality(value: Value, _: Reading) -> str:
 
 
 _MODALITY_ITEM: Final = {"type": "string", "enum": list(MODALITIES)}
-MODALITY: Final = k.Kind(
+MODALITY: Final = c.FieldType(
     read=_modality,
     write=lambda modality: None if modality is None else [modality],
     schema={"type": "array", "items": _MODALITY_ITEM, "minItems": 1, "maxItems": 1},
 )
-TOKENS: Final = k.Kind(
+TOKENS: Final = c.FieldType(
     read=lambda value, _: 0 if value.value == "inf" else value.integer(1, _TOKENS_MAX),
     write=lambda most: most or "inf",
     schema={
@@ -268,7 +269,7 @@ def _metadata(value: Value, _: Reading) -> oa.Metadata:
     return tuple(cast("Mapping[str, str]", found).items())
 
 
-METADATA: Final = k.Kind(
+METADATA: Final = c.FieldType(
     read=_metadata,
     write=lambda pairs: None if pairs is None else dict(pairs),
     schema={
@@ -276,11 +277,11 @@ METADATA: Final = k.Kind(
         "maxProperties": METADATA_MAX,
         "additionalProperties": {"type": "string", "maxLength": METADATA_CHARS_MAX},
     },
-    holds=k.USER_TEXT,
+    holds=c.USER_TEXT,
 )
 
 
-def detection(kind: k.Kind) -> k.Kind:
+def detection(kind: c.FieldType) -> c.FieldType:
     """The kind of a turn detection that may be null."""
     write = kind.write
     assert write is not None
@@ -300,7 +301,7 @@ PARTS_OF: Final[Mapping[oa.ItemRole, tuple[oa.PartKind, ...]]] = {
 }
 """The parts that an item may have, by who said it."""
 PART_KINDS: Final = get_args(oa.PartKind)
-_TEXT: Final = k.text(limits.ITEM_CHARS_MAX, holds=k.USER_TEXT)
+_TEXT: Final = c.text(limits.ITEM_CHARS_MAX, holds=c.USER_TEXT)
 _NO_SOUND: Final = offered(
     ANY, "sound comes in input_audio_buffer.append", "", type="string", maxLength=0
 )
@@ -313,11 +314,11 @@ def _part(values: dict[str, Any]) -> oa.Part:
 
 _PART: Final = Table(
     oa.Part,
-    Field("type", k.choice(PART_KINDS), attr="kind"),
+    Field("type", c.choice(PART_KINDS), attr="kind"),
     Field("text", _TEXT, "", also=("transcript",), omit=True),
-    Field("image_url", k.IMAGE_URL, b"", attr="picture", omit=True),
+    Field("image_url", c.IMAGE_URL, b"", attr="picture", omit=True),
     "Of an input_image: a JPEG, PNG or WebP, as a data URL; 4 MiB, 20 megapixels at most.",
-    checked("detail", k.choice(("auto", "low", "high")), "Without effect."),
+    checked("detail", c.choice(("auto", "low", "high")), "Without effect."),
     checked("audio", _NO_SOUND, EMPTY),
     make=_part,
 )
@@ -340,11 +341,11 @@ def sent_part(kinds: tuple[str, ...] = PART_KINDS) -> One:
     text, transcript = (partial(_text_of, is_sound=is_sound) for is_sound in (False, True))
     table = Table(
         oa.Part,
-        Field("type", k.choice(kinds), attr="kind"),
+        Field("type", c.choice(kinds), attr="kind"),
         Field("text", _TEXT, "", also=("transcript",), get=text, omit=True),
         Field(
             "transcript",
-            k.or_null(_TEXT),
+            c.or_null(_TEXT),
             "",
             attr=DROPPED,
             get=transcript,
@@ -361,7 +362,7 @@ def sent_part(kinds: tuple[str, ...] = PART_KINDS) -> One:
     return attrs.evolve(one(table), write=write)
 
 
-_ROLE: Final = k.choice(("user", "assistant", "system"))
+_ROLE: Final = c.choice(("user", "assistant", "system"))
 
 
 def _role(value: Value, _: Reading) -> str:
@@ -370,18 +371,22 @@ def _role(value: Value, _: Reading) -> str:
 
 
 _ASKED_ROLE: Final = until(
-    LENIENT_SETTINGS, _ROLE, k.Kind(read=_role, schema=k.choice((*PARTS_OF, "developer")).schema)
+    LENIENT_SETTINGS,
+    _ROLE,
+    c.FieldType(read=_role, schema=c.choice((*PARTS_OF, "developer")).schema),
 )
 _OWN_ID: Final = Field("id", ID, "", omit=True, example=ITEM_EXAMPLE)
 _ITEM_TYPES: Final = ("message", "function_call", "function_call_output")
 
 
-def _item_rows(parts: k.Kind, role: k.Kind = _ROLE, other: str = "no tools") -> tuple[Field, ...]:
+def _item_rows(
+    parts: c.FieldType, role: c.FieldType = _ROLE, other: str = "no tools"
+) -> tuple[Field, ...]:
     """The rows of an item but its id; `other` is the error for one of tools."""
     return (
         word("type", only(_ITEM_TYPES, "message", other), "message", "Must be message here."),
         Field("role", role, doc="Who said it; `developer` is reported as `system`."),
-        Field("status", k.choice(("completed", "incomplete", "in_progress")), "completed"),
+        Field("status", c.choice(("completed", "incomplete", "in_progress")), "completed"),
         Field("content", parts, (), attr="parts"),
     )
 
@@ -391,8 +396,8 @@ OUTPUT: Final = "function_call_output"
 
 def result_rows(at: str = "") -> tuple[Field, Field]:
     """The rows of what a tool returned, whose attributes are at a place in the value."""
-    call_id = k.text(limits.CALL_ID_CHARS_MAX, 1)
-    output = k.text(limits.INPUT_CHARS_MAX, holds=k.USER_TEXT)
+    call_id = c.text(limits.CALL_ID_CHARS_MAX, 1)
+    output = c.text(limits.INPUT_CHARS_MAX, holds=c.USER_TEXT)
     doc = "What the tool returned; the model gets it with the next second."
     return (
         Field("call_id", call_id, attr=f"{at}call_id", example=CALL_EXAMPLE, doc="The call."),
@@ -446,7 +451,7 @@ ASKED_ITEM: Final = until(
 
 # -- items as they are sent -----------------------------------------------------------------------
 
-_ID: Final = Field("id", k.TEXT, example=ITEM_EXAMPLE)
+_ID: Final = Field("id", c.TEXT, example=ITEM_EXAMPLE)
 OBJECT: Final = fixed("object", "realtime.item")
 _SPOKEN: Final = (_ID, OBJECT, fixed("type", "message"), fixed("role", "assistant"))
 
@@ -458,9 +463,9 @@ def _call(status: oa.ItemStatus, doc: str) -> Table:
         _ID,
         OBJECT,
         fixed("status", status),
-        Field("call_id", k.TEXT, attr="call.id", example=CALL_EXAMPLE, doc="For its result."),
-        Field("name", k.TEXT, attr="call.name", example="clock", doc="Of the tool."),
-        Field("arguments", k.TEXT, attr="call.arguments", example="{}", doc=doc),
+        Field("call_id", c.TEXT, attr="call.id", example=CALL_EXAMPLE, doc="For its result."),
+        Field("name", c.TEXT, attr="call.name", example="clock", doc="Of the tool."),
+        Field("arguments", c.TEXT, attr="call.arguments", example="{}", doc=doc),
         make=lambda values: _tool_item({**values, "status": status}),
         doc="A call of a tool.",
     )
@@ -480,11 +485,11 @@ _NEW_ITEM: Final = Table(
 _WHOLE_ITEM: Final = Table(
     oa.Item,
     *_SPOKEN,
-    Field("status", k.choice(("completed", "incomplete"))),
+    Field("status", c.choice(("completed", "incomplete"))),
     Field("content", items(sent_part(("output_text", "output_audio")), 1), (), attr="parts"),
     make=lambda values: oa.Item(role="assistant", **values),
 )
-PREVIOUS: Final = Field("previous_item_id", k.or_null(k.TEXT), None, attr="previous_id")
+PREVIOUS: Final = Field("previous_item_id", c.or_null(c.TEXT), None, attr="previous_id")
 
 
 def by_kind(cls: type, prefix: str, **rows: tuple[Row | str, ...]) -> dict[str, Table]:
@@ -503,20 +508,20 @@ ITEMS: Final = by_kind(
     retrieved=(Field("item", _any_item(_MESSAGE, _CALL, _RESULT)),),
 )
 DELETED: Final = typed(
-    oa.ItemDeleted, "conversation.item.deleted", EVENT_ID, Field("item_id", k.TEXT)
+    oa.ItemDeleted, "conversation.item.deleted", EVENT_ID, Field("item_id", c.TEXT)
 )
 TRUNCATED: Final = typed(
     oa.ItemTruncated,
     "conversation.item.truncated",
     EVENT_ID,
-    Field("item_id", k.TEXT),
-    Field("content_index", k.INTEGER),
-    Field("audio_end_ms", k.INTEGER),
+    Field("item_id", c.TEXT),
+    Field("content_index", c.INTEGER),
+    Field("audio_end_ms", c.INTEGER),
 )
 
 # -- the client's sound, as it becomes items ------------------------------------------------------
 
-_ZERO: Final = k.Kind(
+_ZERO: Final = c.FieldType(
     read=lambda value, _: value.integer(0, 0), schema={"type": "integer", "const": 0}
 )
 
@@ -526,8 +531,8 @@ def _zero(name: str) -> Field:
 
 
 _TRANSCRIPTION: Final = "conversation.item.input_audio_transcription"
-_INPUT_ITEM: Final = Field("item_id", k.TEXT)
-_SECONDS: Final = k.Kind(
+_INPUT_ITEM: Final = Field("item_id", c.TEXT)
+_SECONDS: Final = c.FieldType(
     read=lambda value, _: round(value.number(0, 1e6) * limits.MS_PER_S),
     write=lambda at_ms: at_ms / limits.MS_PER_S,
     schema={"type": "number", "minimum": 0},
@@ -543,12 +548,12 @@ INPUTS: Final = {
     **by_kind(
         oa.InputStep,
         "input_audio_buffer",
-        speech_started=(_INPUT_ITEM, Field("audio_start_ms", k.INTEGER, attr="at_ms")),
-        speech_stopped=(_INPUT_ITEM, Field("audio_end_ms", k.INTEGER, attr="at_ms")),
+        speech_started=(_INPUT_ITEM, Field("audio_start_ms", c.INTEGER, attr="at_ms")),
+        speech_stopped=(_INPUT_ITEM, Field("audio_end_ms", c.INTEGER, attr="at_ms")),
         timeout_triggered=(
             _INPUT_ITEM,
-            Field("audio_start_ms", k.INTEGER, attr="from_ms"),
-            Field("audio_end_ms", k.INTEGER, attr="at_ms"),
+            Field("audio_start_ms", c.INTEGER, attr="from_ms"),
+            Field("audio_end_ms", c.INTEGER, attr="at_ms"),
         ),
         committed=(_INPUT_ITEM, PREVIOUS),
         cleared=(),
@@ -556,12 +561,12 @@ INPUTS: Final = {
     "transcript_delta": _transcript(
         "transcript_delta",
         "delta",
-        Field("delta", k.TEXT, attr="text", doc="A piece of the transcript."),
+        Field("delta", c.TEXT, attr="text", doc="A piece of the transcript."),
     ),
     "transcript_done": _transcript(
         "transcript_done",
         "completed",
-        Field("transcript", k.TEXT, attr="text", doc="The whole transcript."),
+        Field("transcript", c.TEXT, attr="text", doc="The whole transcript."),
         Object(
             "usage",
             fixed("type", "duration"),
@@ -575,8 +580,8 @@ INPUTS: Final = {
         Object(
             "error",
             fixed("type", "server_error"),
-            Field("code", k.TEXT, attr="fault", example="inference_error"),
-            Field("message", k.TEXT, attr="text", doc="The reason, for people."),
+            Field("code", c.TEXT, attr="fault", example="inference_error"),
+            Field("message", c.TEXT, attr="text", doc="The reason, for people."),
             doc="Why the transcription failed.",
         ),
     ),
@@ -587,7 +592,7 @@ INPUTS: Final = {
 
 OUTPUT_MAX: Final = 1 + limits.CALLS_OPEN_MAX
 """Items of a response: its speech, and the calls of one unit."""
-_NULLABLE: Final = k.Kind(
+_NULLABLE: Final = c.FieldType(
     read=lambda value, _: value.value if isinstance(value.value, dict) else {},
     schema={"type": ["object", "null"]},
 )
@@ -626,12 +631,12 @@ def _made(values: dict[str, Any]) -> oa.RealtimeResponse:
     )
 
 
-_RESPONSE: Final = (Field("id", k.TEXT), fixed("object", "realtime.response"))
+_RESPONSE: Final = (Field("id", c.TEXT), fixed("object", "realtime.response"))
 _ALWAYS: Final = (
     Field("output_modalities", MODALITY, attr="modality", example=["audio"]),
     Field("max_output_tokens", TOKENS, 0, attr="max_tokens", doc="Or `inf`.", example="inf"),
-    Field("conversation_id", k.or_null(k.TEXT), "", example="conv_7b20d9c3a415"),
-    Field("metadata", k.or_null(METADATA), None, example={"client_event_id": "evt_1"}),
+    Field("conversation_id", c.or_null(c.TEXT), "", example="conv_7b20d9c3a415"),
+    Field("metadata", c.or_null(METADATA), None, example={"client_event_id": "evt_1"}),
 )
 _BEGUN: Final = Table(
     oa.RealtimeResponse,
@@ -645,7 +650,7 @@ _BEGUN: Final = Table(
 _OVER: Final = Table(
     oa.RealtimeResponse,
     *_RESPONSE,
-    Field("status", k.choice(("completed", "cancelled", "incomplete", "failed"))),
+    Field("status", c.choice(("completed", "cancelled", "incomplete", "failed"))),
     Field("status_details", _NULLABLE, None, attr="details", get=_details),
     "Why it was cancelled, is incomplete, or failed; what of its request had no effect.",
     Field("output", items(_any_item(_WHOLE_ITEM, _CALL), OUTPUT_MAX), (), attr="items"),
@@ -661,14 +666,14 @@ BEGAN, DONE = (
 
 # -- the steps of a response ----------------------------------------------------------------------
 
-_OF_RESPONSE: Final = (EVENT_ID, Field("response_id", k.TEXT))
-_PLACED: Final = (*_OF_RESPONSE, Field("output_index", k.INTEGER, 0, attr="index"))
+_OF_RESPONSE: Final = (EVENT_ID, Field("response_id", c.TEXT))
+_PLACED: Final = (*_OF_RESPONSE, Field("output_index", c.INTEGER, 0, attr="index"))
 _OF_PART: Final = (
     *_OF_RESPONSE,
     _zero("output_index"),
     Field(
         "item_id",
-        k.TEXT,
+        c.TEXT,
         "",
         attr=DROPPED,
         get=lambda step: oa.item_of(step.response_id),
@@ -679,8 +684,8 @@ _OF_PART: Final = (
 )
 _OF_CALL: Final = (
     *_PLACED,
-    Field("item_id", k.TEXT, attr="item.id", example=ITEM_EXAMPLE, doc="The call's item."),
-    Field("call_id", k.TEXT, attr="item.call.id", example=CALL_EXAMPLE, doc="The call."),
+    Field("item_id", c.TEXT, attr="item.id", example=ITEM_EXAMPLE, doc="The call's item."),
+    Field("call_id", c.TEXT, attr="item.call.id", example=CALL_EXAMPLE, doc="The call."),
 )
 _PART_OBJECT: Final = Field(
     "part",
@@ -705,7 +710,7 @@ _WHAT: Final = {
 
 def _arguments(name: str) -> Field:
     doc = "A JSON object, as text; whole."
-    return Field(name, k.TEXT, attr="item.call.arguments", example="{}", doc=doc)
+    return Field(name, c.TEXT, attr="item.call.arguments", example="{}", doc=doc)
 
 
 def _step_of(values: dict[str, Any]) -> oa.ReplyStep:
@@ -734,13 +739,13 @@ STEPS: Final = {
         "part_added": (*_OF_PART, _PART_OBJECT),
         "part_done": (*_OF_PART, _PART_OBJECT),
         "audio_done": _OF_PART,
-        "transcript_done": (*_OF_PART, Field("transcript", k.TEXT, attr="text")),
-        "text_delta": (*_OF_PART, Field("delta", k.TEXT, attr="text")),
-        "text_done": (*_OF_PART, Field("text", k.TEXT)),
+        "transcript_done": (*_OF_PART, Field("transcript", c.TEXT, attr="text")),
+        "text_delta": (*_OF_PART, Field("delta", c.TEXT, attr="text")),
+        "text_done": (*_OF_PART, Field("text", c.TEXT)),
         "call_delta": (*_OF_CALL, _arguments("delta")),
         "call_done": (
             *_OF_CALL,
-            Field("name", k.TEXT, attr="item.call.name", example="clock", doc="Of the tool."),
+            Field("name", c.TEXT, attr="item.call.name", example="clock", doc="Of the tool."),
             _arguments("arguments"),
         ),
     }.items()
@@ -757,13 +762,13 @@ WORDS: Final = typed(
     ms.Speech,
     "response.output_audio_transcript.delta",
     *_OF_PART,
-    Field("delta", k.TEXT, attr="text"),
+    Field("delta", c.TEXT, attr="text"),
     lacks={**_UNSENT, "pcm": b""},
 )
-_PCM: Final = k.Kind(
+_PCM: Final = c.FieldType(
     read=lambda value, _: to_float32(value.pcm16()),
     write=encode_base64,
-    schema=k.base64_of(k.PCM16),
+    schema=c.base64_of(c.PCM16),
 )
 SOUND: Final = typed(
     ms.Speech,

@@ -1,6 +1,7 @@
-"""The dialect of 001: `session.init`, `input.append`, `response.output.delta`, `response.done`.
+"""The two dialects of `/v1/realtime`: `realtime` of 001, and `duplex-v1` of 000.
 
-Choices in addition to 001:
+`session.init`, `input.append`, `response.output.delta` and `response.done` are those of 001.
+Choices in addition to it:
 - A prompt may be absent, and is empty then; `system_prompt` wins over its alias `instructions`.
 - `input_id` stands at the top of `input.append`, as in the deltas that answer it.
 - A speaking unit sends a text delta, if there is text, then an audio delta, if there is audio; with
@@ -14,6 +15,16 @@ Choices in addition to 001:
 
 001 cannot show: whose close reason it is (a client's `timeout` reads like the server's), whether an
 answer without `audio` was streamed, and the end of prefill.
+
+`session.update`, `input_audio_buffer.append` and `response.output_audio.delta` are those of 000.
+Choices in addition to it:
+- Listens and deltas have a `metrics` object as in `realtime`, so that dropped units can be seen.
+- An end without the client's wish and without a word in 000 is an `error`; a session that an
+  operator cancelled is `stopped`, as on the close frame.
+- `session.voice_config` holds the settings that 002 has in `config`: the source's pages send it.
+
+000 has no ids for input, responses, or sessions once created: the writing side refuses to lose the
+first, the reading side leaves ids empty.
 """
 
 from __future__ import annotations
@@ -24,14 +35,12 @@ from typing import Any, Final
 import attrs
 
 from ...values import messages as ms
-from ...values.errors import LocalProtocolError
-from ...values.limits import INPUT_ID_CHARS_MAX, TOOLS_MAX
-from ...values.live import UserWords
-from ...values.modes import Mode
-from ...values.openai import CancelResponse
+from ...values.errors import LocalProtocolError, invalid
+from ...values.limits import APPEND_SAMPLES_MIN, INPUT_ID_CHARS_MAX, TOOLS_MAX, Mode
+from ...values.openai import CancelResponse, UserWords
 from ...values.requests import Append, Ask, ClientMessage, Init, Request
-from .. import kinds as k
-from ..codec import Context, Fields, Json, Reading, Value, as_object, invalid
+from .. import codec as c
+from ..codec import Context, Fields, Json, Reading, Value, as_object
 from ..table import Dialect, Field, Object, Row, Rule, Table, checked, computed, optional, typed
 from . import chat, shared
 from .chat import MADE_CALLS, ask_rows
@@ -81,11 +90,11 @@ _INIT: Final = typed(
         ),
         Object(
             "voice",
-            optional("ref_audio_base64", k.VOICE_OR_NAME, attr="ref_audio"),
+            optional("ref_audio_base64", c.VOICE_OR_NAME, attr="ref_audio"),
             shared.setting(
-                "ref_audio_path", k.VOICE_BY_NAME, None, attr="ref_audio", after="ref_audio_base64"
+                "ref_audio_path", c.VOICE_BY_NAME, None, attr="ref_audio", after="ref_audio_base64"
             ),
-            optional("tts_ref_audio_base64", k.VOICE, attr="tts_ref_audio"),
+            optional("tts_ref_audio_base64", c.VOICE, attr="tts_ref_audio"),
             omit=True,
         ),
         shared.slices_once("config"),
@@ -101,7 +110,7 @@ _APPEND: Final = typed(
     shared.INPUT_APPEND,
     Object(
         "input",
-        Field("audio", k.input_sound(1), attr="pcm"),
+        Field("audio", c.input_sound(1), attr="pcm"),
         shared.frames("video_frames"),
         shared.FORCE_LISTEN,
         shared.APPEND_SLICES,
@@ -118,7 +127,7 @@ _OF_TURNS: Final = "in chat each turn brings its own"
 
 def _nothing(name: str) -> Field:
     """Make the row of a text that must be empty, as clients fill in unwanted fields."""
-    return checked(name, k.because(k.text(0), _OF_TURNS))
+    return checked(name, c.because(c.text(0), _OF_TURNS))
 
 
 def _no_tools(value: Value, _: Reading) -> None:
@@ -126,7 +135,7 @@ def _no_tools(value: Value, _: Reading) -> None:
         raise invalid(value.path, f"tools, but {_OF_TURNS}")
 
 
-_NO_TOOLS: Final = k.Kind(read=_no_tools, schema={"type": "array", "const": []})
+_NO_TOOLS: Final = c.FieldType(read=_no_tools, schema={"type": "array", "const": []})
 _CHAT_INIT: Final = typed(
     Init,
     shared.SESSION_INIT,
@@ -154,7 +163,7 @@ _RESPONSE_CANCEL: Final = "response.cancel"
 _CANCEL: Final = typed(
     CancelResponse,
     _RESPONSE_CANCEL,
-    optional("response_id", k.text(INPUT_ID_CHARS_MAX, 1, holds=k.NAMED)),
+    optional("response_id", c.text(INPUT_ID_CHARS_MAX, 1, holds=c.NAMED)),
     doc="End the answer that is under way; without one it has no effect.",
 )
 _CHAT_REQUESTS: Final[Mapping[Request, Table]] = {
@@ -166,23 +175,23 @@ _CHAT_REQUESTS: Final[Mapping[Request, Table]] = {
 # -- from the server ----------------------------------------------------------------------------
 
 _ANSWERED: Final[tuple[Row | str, ...]] = (
-    Field("response_id", k.TEXT),
-    Field("input_id", k.TEXT, ""),
+    Field("response_id", c.TEXT),
+    Field("input_id", c.TEXT, ""),
 )
 """The ids of an answer."""
 
 
-_NO_METRICS: Final = computed("metrics", k.OBJECT, lambda _: {}, is_read=False)
+_NO_METRICS: Final = computed("metrics", c.OBJECT, lambda _: {}, is_read=False)
 
 
 def _created(mode: str) -> Table:
     """Make the table of `session.created` for one of the runtime modes; it reads both."""
     modes = {FULL_DUPLEX: False, TURN_BASED: True}
-    word = k.word_of(modes, lambda is_chat: TURN_BASED if is_chat else FULL_DUPLEX)
+    word = c.word_of(modes, lambda is_chat: TURN_BASED if is_chat else FULL_DUPLEX)
     return typed(
         ms.Created,
         shared.SESSION_CREATED,
-        Field("session_id", k.TEXT),
+        Field("session_id", c.TEXT),
         Field(
             "mode",
             attrs.evolve(word, schema={"type": "string", "const": mode}),
@@ -190,7 +199,7 @@ def _created(mode: str) -> Table:
             attr="is_chat",
         ),
         "Always this.",
-        Field("prompt_length", k.INTEGER, 0),
+        Field("prompt_length", c.INTEGER, 0),
         Field("recording", shared.RECORDING, "off"),
         *shared.RECORDED,
         *([] if mode == TURN_BASED else [chat.TOOLS_STATE]),
@@ -201,7 +210,7 @@ def _created(mode: str) -> Table:
 def _delta(cls: type, kind: str, *rows: Row | str, **lacks: object) -> Table:
     return Table(
         cls,
-        Field("session_id", k.TEXT),
+        Field("session_id", c.TEXT),
         *rows,
         Object("metrics", *shared.METRICS, attr="metrics", doc="What the unit took."),
         tag={"type": OUTPUT_DELTA, "kind": kind},
@@ -209,13 +218,13 @@ def _delta(cls: type, kind: str, *rows: Row | str, **lacks: object) -> Table:
     )
 
 
-_END_OF_TURN: Final = Field("end_of_turn", k.FLAG, False, omit=True)
-_TEXT: Final = _delta(ms.Speech, "text", *_ANSWERED, Field("text", k.TEXT), _END_OF_TURN, pcm=b"")
+_END_OF_TURN: Final = Field("end_of_turn", c.FLAG, False, omit=True)
+_TEXT: Final = _delta(ms.Speech, "text", *_ANSWERED, Field("text", c.TEXT), _END_OF_TURN, pcm=b"")
 _AUDIO: Final = _delta(
-    ms.Speech, "audio", *_ANSWERED, Field("audio", k.SPEECH, attr="pcm"), _END_OF_TURN, text=""
+    ms.Speech, "audio", *_ANSWERED, Field("audio", c.SPEECH, attr="pcm"), _END_OF_TURN, text=""
 )
 _LISTEN: Final = _delta(
-    ms.Listen, "listen", Field("response_id", k.TEXT, "", omit=True), Field("input_id", k.TEXT, "")
+    ms.Listen, "listen", Field("response_id", c.TEXT, "", omit=True), Field("input_id", c.TEXT, "")
 )
 
 
@@ -248,11 +257,11 @@ def _closed(values: dict[str, Any]) -> ms.Closed:
 _CLOSED: Final = typed(
     ms.Closed,
     shared.SESSION_CLOSED,
-    Field("session_id", k.TEXT),
+    Field("session_id", c.TEXT),
     Field(
         "reason",
-        k.Kind(
-            read=k.TEXT.read,
+        c.FieldType(
+            read=c.TEXT.read,
             schema={
                 "type": "string",
                 "examples": [word for end, word in _REASONS.items() if end != "client"],
@@ -267,9 +276,9 @@ _CLOSED: Final = typed(
 _USER_WORDS: Final = typed(
     UserWords,
     "session.input_transcript.delta",
-    Field("delta", k.TEXT, attr="text"),
-    Field("start_ms", k.INTEGER),
-    Field("end_ms", k.INTEGER),
+    Field("delta", c.TEXT, attr="text"),
+    Field("start_ms", c.INTEGER),
+    Field("end_ms", c.INTEGER),
 )
 
 # -- from the server in a chat --------------------------------------------------------------------
@@ -278,7 +287,7 @@ _USER_WORDS: Final = typed(
 def _chat_delta(kind: str, row: Field) -> Table:
     return Table(
         ms.Delta,
-        Field("session_id", k.TEXT),
+        Field("session_id", c.TEXT),
         *_ANSWERED,
         row,
         _NO_METRICS,
@@ -287,23 +296,23 @@ def _chat_delta(kind: str, row: Field) -> Table:
 
 
 _CHAT_DELTAS: Final[Mapping[str, Table]] = {
-    "text": _chat_delta("text", Field("text", k.TEXT)),
-    "audio": _chat_delta("audio", Field("audio", k.SPEECH, attr="pcm")),
+    "text": _chat_delta("text", Field("text", c.TEXT)),
+    "audio": _chat_delta("audio", Field("audio", c.SPEECH, attr="pcm")),
 }
 _CHAT_DONE: Final = typed(
     ms.Response,
     "response.done",
-    Field("session_id", k.TEXT),
+    Field("session_id", c.TEXT),
     *_ANSWERED,
-    Field("text", k.TEXT),
-    Field("audio", k.SPEECH, b"", attr="pcm", omit=True),
-    Field("reason", k.choice(("turn_end", "length", "interrupted", "tool_calls")), "turn_end"),
+    Field("text", c.TEXT),
+    Field("audio", c.SPEECH, b"", attr="pcm", omit=True),
+    Field("reason", c.choice(("turn_end", "length", "interrupted", "tool_calls")), "turn_end"),
     Field("tool_calls", MADE_CALLS, (), omit=True),
     Object(
         "metrics",
         *shared.METRICS,
-        Field("input_tokens", k.INTEGER, 0, attr="^input_tokens"),
-        Field("generated_tokens", k.INTEGER, 0, attr="^generated_tokens"),
+        Field("input_tokens", c.INTEGER, 0, attr="^input_tokens"),
+        Field("generated_tokens", c.INTEGER, 0, attr="^generated_tokens"),
         attr="metrics",
     ),
     lacks={"streaming": None, "recording_id": ""},
@@ -401,4 +410,107 @@ REALTIME: Final = Realtime(
     "realtime",
     {Request.INIT: _INIT, Request.APPEND: _APPEND, **chat.COMMON_REQUESTS},
     (_CREATED, _LISTEN, chat.TOOL_CALL, _CHAT_DONE, _USER_WORDS, _CLOSED, *shared.COMMON),
+)
+
+
+# -- the dialect of 000 -------------------------------------------------------------------------
+
+_V1_REASONS: Final[Mapping[ms.EndReason, str]] = {
+    "client": "stopped",
+    "timeout": "timeout",
+    "context_full": "context_full",
+    "backend_error": "error",
+    "server_shutdown": "server_shutdown",
+    "cancelled": "stopped",
+    "invalid_frame": "error",
+    "flooded": "error",
+}
+_V1_ENDS: Final[Mapping[str, ms.EndReason]] = {
+    "stopped": "client",
+    "timeout": "timeout",
+    "context_full": "context_full",
+    "server_shutdown": "server_shutdown",
+    "error": "backend_error",
+}
+
+_V1_UPDATE: Final = typed(
+    Init,
+    shared.SESSION_UPDATE,
+    Object(
+        "session",
+        shared.config("voice_config", rank=1),
+        Field("max_slice_nums", shared.SLICES, 1),
+        Field("instructions", shared.PROMPT, rank=-1),
+        optional("ref_audio", c.VOICE, rank=10),
+        optional("tts_ref_audio", c.VOICE, rank=10),
+        shared.slices_once("voice_config"),
+        chat.DUPLEX_TOOLS_ROW,
+        *shared.ASKED,
+        is_required=True,
+    ),
+    lacks={"config.deferred_finalize": True},
+    where="this dialect",
+)
+_V1_APPEND: Final = typed(
+    Append,
+    shared.AUDIO_APPEND,
+    Field("audio", c.input_sound(APPEND_SAMPLES_MIN), attr="pcm"),
+    shared.frames("video_frames"),
+    shared.FORCE_LISTEN,
+    shared.APPEND_SLICES,
+    lacks={"input_id": None},
+    where="duplex-v1",
+)
+_V1_METRICS: Final = (
+    Object("metrics", *shared.METRICS, attr="metrics", rank=1),
+    Field("kv_cache_length", c.INTEGER, attr="metrics.kv_cache_length"),
+)
+"""Our addition, and 000's own field for the length."""
+
+
+_V1_ANSWERS: Final = (
+    typed(
+        ms.Created,
+        shared.SESSION_CREATED,
+        Field("session_id", c.TEXT),
+        Field("prompt_length", c.INTEGER),
+        Field("recording", shared.RECORDING, "off"),
+        *shared.RECORDED,
+        chat.TOOLS_STATE,
+    ),
+    typed(ms.Listen, "response.listen", *_V1_METRICS, lacks={"session_id": "", "input_id": ""}),
+    typed(
+        ms.Speech,
+        "response.output_audio.delta",
+        Field("text", c.TEXT),
+        Field("audio", c.SPEECH, attr="pcm"),
+        Field("end_of_turn", c.FLAG),
+        *_V1_METRICS,
+        lacks={"session_id": "", "response_id": "", "input_id": ""},
+    ),
+    typed(
+        ms.Closed,
+        shared.SESSION_CLOSED,
+        Field("reason", c.word_of(_V1_ENDS), get=shared.end_word(_V1_REASONS)),
+        lacks={"session_id": ""},
+    ),
+    chat.TOOL_CALL,
+    *shared.COMMON,
+)
+
+
+class DuplexV1(Dialect):
+    """The dialect of 000."""
+
+    def classify(self, body: Json) -> Request:
+        """Return the kind of request of a client's message; an update of 003 is misplaced."""
+        if shared.is_model_update(body):
+            return Request.MISPLACED
+        return shared.classify(body, self.types)
+
+
+DUPLEX_V1: Final = DuplexV1(
+    "duplex-v1",
+    {Request.INIT: _V1_UPDATE, Request.APPEND: _V1_APPEND, **chat.COMMON_REQUESTS},
+    _V1_ANSWERS,
 )

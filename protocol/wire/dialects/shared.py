@@ -17,24 +17,25 @@ import attrs
 
 from ...values import errors, limits
 from ...values import messages as ms
+from ...values.errors import invalid
 from ...values.model import INPUT_RATE_HZ, DuplexConfig, SlidingWindow
 from ...values.requests import CloseRequest, Played, Request
-from .. import kinds as k
-from ..codec import Json, Reading, Value, invalid
+from .. import codec as c
+from ..codec import Json, Reading, Value
 from ..table import Field, Object, Row, Rule, checked, computed, items, optional, typed
 
-SLICES: Final = k.integer(1, limits.SLICES_MAX)
+SLICES: Final = c.integer(1, limits.SLICES_MAX)
 """A slice count (000, max_slice_nums)."""
-PROMPT: Final = k.text(limits.INSTRUCTIONS_CHARS_MAX, holds=k.PROMPTED)
-INPUT_ID: Final = optional("input_id", k.text(limits.INPUT_ID_CHARS_MAX, 1, holds=k.NAMED))
+PROMPT: Final = c.text(limits.INSTRUCTIONS_CHARS_MAX, holds=c.PROMPTED)
+INPUT_ID: Final = optional("input_id", c.text(limits.INPUT_ID_CHARS_MAX, 1, holds=c.NAMED))
 """The client's own name for its input, returned in the answers to it."""
-FORCE_LISTEN: Final = Field("force_listen", k.FLAG, False)
+FORCE_LISTEN: Final = Field("force_listen", c.FLAG, False)
 APPEND_SLICES: Final = optional("max_slice_nums", SLICES)
 
 
 def frames(name: str) -> Field:
     """Make the row of an append's pictures; `mode=audio` ignores them."""
-    kind = items(k.FRAME_OF_SEVERAL, limits.FRAMES_MAX)
+    kind = items(c.FRAME_OF_SEVERAL, limits.FRAMES_MAX)
     return Field(name, kind, (), attr="frames", omit=True, aside_in={"audio": ()})
 
 
@@ -44,20 +45,20 @@ def _record(value: Value, at: Reading) -> bool:
     return bool(value.value)
 
 
-RECORD: Final = Field("record", attrs.evolve(k.FLAG, read=_record), True, omit=True, rank=9)
+RECORD: Final = Field("record", attrs.evolve(c.FLAG, read=_record), True, omit=True, rank=9)
 """Whether the session may be recorded."""
-ASKED: Final[tuple[Row | str, ...]] = (Field("notices", k.FLAG, False, omit=True, rank=9), RECORD)
+ASKED: Final[tuple[Row | str, ...]] = (Field("notices", c.FLAG, False, omit=True, rank=9), RECORD)
 """A client's wishes for the server in addition to its settings."""
 
 
-def setting(name: str, kind: k.Kind, default: object, **more: Any) -> Field:
+def setting(name: str, kind: c.FieldType, default: object, **more: Any) -> Field:
     """Make the row of a setting, which is written unless it is the default."""
     return Field(name, kind, default, omit=True, **more)
 
 
-def one_value(name: str, kind: k.Kind, why: str = "", **more: Any) -> Field:
+def one_value(name: str, kind: c.FieldType, why: str = "", **more: Any) -> Field:
     """Make the row of a setting with a single allowed value."""
-    return checked(name, k.because(kind, why) if why else kind, **more)
+    return checked(name, c.because(kind, why) if why else kind, **more)
 
 
 SESSION_INIT: Final = "session.init"
@@ -152,43 +153,43 @@ def _closing_words(value: Value, _: Reading) -> str | None:
 CLOSE: Final = typed(
     CloseRequest,
     SESSION_CLOSE,
-    optional("reason", k.Kind(read=_closing_words, schema={}, holds=k.USER_TEXT)),
+    optional("reason", c.FieldType(read=_closing_words, schema={}, holds=c.USER_TEXT)),
 )
 """`session.close`: it is honoured in every state, so nothing in it is refused."""
 PLAYED_MS_MAX: Final = 2**53
 """Whole numbers up to it are exact in JavaScript."""
-PLAYED: Final = typed(Played, PLAYBACK_ACK, Field("played_ms", k.integer(0, PLAYED_MS_MAX)))
+PLAYED: Final = typed(Played, PLAYBACK_ACK, Field("played_ms", c.integer(0, PLAYED_MS_MAX)))
 
 _TIME_MS_MAX: Final = 1e9
 """Eleven days: no unit takes longer, and no session lives as long."""
-TIME_MS: Final = k.number(0, _TIME_MS_MAX)
-RECORDING: Final = k.choice(RECORDING_STATES)
+TIME_MS: Final = c.number(0, _TIME_MS_MAX)
+RECORDING: Final = c.choice(RECORDING_STATES)
 PLACE: Final[tuple[Row | str, ...]] = (
-    Field("position", k.integer(1), attr="place.position"),
-    Field("estimated_wait_s", k.INTEGER, attr="place.estimated_wait_s"),
-    Field("ticket_id", k.TEXT, attr="place.ticket_id"),
-    Field("queue_length", k.INTEGER, attr="place.queue_length"),
+    Field("position", c.integer(1), attr="place.position"),
+    Field("estimated_wait_s", c.INTEGER, attr="place.estimated_wait_s"),
+    Field("ticket_id", c.TEXT, attr="place.ticket_id"),
+    Field("queue_length", c.INTEGER, attr="place.queue_length"),
 )
 NOWHERE: Final = ms.QueuePlace(position=0, estimated_wait_s=0, ticket_id="", queue_length=0)
-ERROR_SESSION: Final = Field("session_id", k.TEXT, "", omit=True)
+ERROR_SESSION: Final = Field("session_id", c.TEXT, "", omit=True)
 """The session of an error, if known; other servers do not name it."""
 RECORDED: Final[tuple[Row | str, ...]] = (
-    Field("recording_id", k.TEXT, "", omit=True),
-    Field("recording_notice", k.TEXT, "", omit=True),
+    Field("recording_id", c.TEXT, "", omit=True),
+    Field("recording_notice", c.TEXT, "", omit=True),
 )
 METRICS: Final[tuple[Row | str, ...]] = (
-    Field("kv_cache_length", k.INTEGER, 0),
+    Field("kv_cache_length", c.INTEGER, 0),
     Field("prefill_ms", TIME_MS, 0.0),
     Field("generate_ms", TIME_MS, 0.0),
     Field("wall_clock_ms", TIME_MS, 0.0),
     Field("cost_llm_ms", TIME_MS, 0.0),
     Field("cost_tts_ms", TIME_MS, 0.0),
     Field("cost_token2wav_ms", TIME_MS, 0.0),
-    Field("n_tokens", k.INTEGER, 0),
-    Field("n_tts_tokens", k.INTEGER, 0),
-    Field("vision_slices", k.INTEGER, 0),
-    Field("vision_tokens", k.INTEGER, 0),
-    Field("dropped_units", k.INTEGER, 0),
+    Field("n_tokens", c.INTEGER, 0),
+    Field("n_tts_tokens", c.INTEGER, 0),
+    Field("vision_slices", c.INTEGER, 0),
+    Field("vision_tokens", c.INTEGER, 0),
+    Field("dropped_units", c.INTEGER, 0),
     Field("recording", RECORDING, "off"),
 )
 """The metrics of a unit (the wire decisions, `realtime`); 0 if another server omits one."""
@@ -196,17 +197,17 @@ COMMON: Final = (
     typed(ms.Queued, SESSION_QUEUED, *PLACE),
     typed(ms.QueueUpdate, SESSION_QUEUE_UPDATE, *PLACE),
     typed(ms.QueueDone, SESSION_QUEUE_DONE),
-    typed(ms.GoingAway, SESSION_GOING_AWAY, Field("seconds_left", k.INTEGER)),
+    typed(ms.GoingAway, SESSION_GOING_AWAY, Field("seconds_left", c.INTEGER)),
     typed(
         ms.ErrorReport,
         ERROR,
         Object(
             "error",
-            Field("code", k.choice(ERROR_CODES)),
-            Field("message", k.TEXT),
+            Field("code", c.choice(ERROR_CODES)),
+            Field("message", c.TEXT),
             computed(
                 "type",
-                k.choice(ERROR_TYPES),
+                c.choice(ERROR_TYPES),
                 lambda report: errors.error_type(report.code),
                 is_read=False,
             ),
@@ -239,31 +240,31 @@ def _greedy(at: Reading) -> None:
 _DEFAULT: Final = DuplexConfig()
 _WINDOWS: Final = get_args(SlidingWindow)
 WINDOW: Final = attrs.evolve(
-    k.choice(_WINDOWS), read=lambda value, at: value.choice(at.context.sliding_windows)
+    c.choice(_WINDOWS), read=lambda value, at: value.choice(at.context.sliding_windows)
 )
 CONFIG: Final[tuple[Row | str, ...]] = (
-    setting("generate_audio", k.FLAG, _DEFAULT.generate_audio),
-    setting("force_listen_count", k.integer(0, 100), _DEFAULT.force_listen_count),
+    setting("generate_audio", c.FLAG, _DEFAULT.generate_audio),
+    setting("force_listen_count", c.integer(0, 100), _DEFAULT.force_listen_count),
     setting(
-        "max_new_speak_tokens_per_chunk", k.integer(2, 20), _DEFAULT.max_new_speak_tokens_per_chunk
+        "max_new_speak_tokens_per_chunk", c.integer(2, 20), _DEFAULT.max_new_speak_tokens_per_chunk
     ),
-    setting("temperature", k.number(0, 2), _DEFAULT.temperature),
-    setting("top_k", k.integer(1, 1000), _DEFAULT.top_k),
-    setting("top_p", k.number(0, 1, "above "), _DEFAULT.top_p),
-    setting("listen_prob_scale", k.number(0, 10), _DEFAULT.listen_prob_scale),
-    setting("length_penalty", k.number(0.1, 10), _DEFAULT.length_penalty),
+    setting("temperature", c.number(0, 2), _DEFAULT.temperature),
+    setting("top_k", c.integer(1, 1000), _DEFAULT.top_k),
+    setting("top_p", c.number(0, 1, "above "), _DEFAULT.top_p),
+    setting("listen_prob_scale", c.number(0, 10), _DEFAULT.listen_prob_scale),
+    setting("length_penalty", c.number(0.1, 10), _DEFAULT.length_penalty),
     setting("sliding_window", WINDOW, _DEFAULT.sliding_window),
-    one_value("ls_mode", k.choice(("explicit",))),
-    one_value("chunk_ms", k.integer(CHUNK_MS, CHUNK_MS)),
-    one_value("sample_rate", k.integer(INPUT_RATE_HZ, INPUT_RATE_HZ)),
+    one_value("ls_mode", c.choice(("explicit",))),
+    one_value("chunk_ms", c.integer(CHUNK_MS, CHUNK_MS)),
+    one_value("sample_rate", c.integer(INPUT_RATE_HZ, INPUT_RATE_HZ)),
     Field("max_slice_nums", SLICES, 1, attr="^inner_slices", is_written=False),
     "Slices a frame may be cut into, 1-9, for appends that do not say.",
-    Field("decode_mode", k.choice(DECODE_MODES), "sampling", attr="^decode_mode", is_written=False),
+    Field("decode_mode", c.choice(DECODE_MODES), "sampling", attr="^decode_mode", is_written=False),
     "`greedy` takes the most likely token, as a `temperature` of 0 does.",
-    one_value("text_repetition_penalty", k.number(1.05, 1.05), _REPETITION),
-    one_value("text_repetition_window_size", k.integer(512, 512), _REPETITION),
-    one_value("listen_top_k", k.integer(0, 0), "listening is sampled as any token is"),
-    one_value("tts_temperature", k.number(0.8, 0.8), "the sampling of speech is not a setting"),
+    one_value("text_repetition_penalty", c.number(1.05, 1.05), _REPETITION),
+    one_value("text_repetition_window_size", c.integer(512, 512), _REPETITION),
+    one_value("listen_top_k", c.integer(0, 0), "listening is sampled as any token is"),
+    one_value("tts_temperature", c.number(0.8, 0.8), "the sampling of speech is not a setting"),
     Rule(_greedy),
 )
 """The inference settings, each honoured or refused."""
@@ -312,23 +313,23 @@ TOKEN_CHARS_MAX: Final = 64
 RESUMABLE: Final = typed(
     ms.Resumable,
     SESSION_RESUMABLE,
-    Field("recording_id", k.TEXT, ""),
-    Field("token", k.TEXT, ""),
-    Field("grace_s", k.INTEGER, 0),
-    Field("expires_in_s", k.INTEGER, 0),
-    Field("next_seq", k.INTEGER, 0),
-    Field("ack", k.INTEGER, 0),
+    Field("recording_id", c.TEXT, ""),
+    Field("token", c.TEXT, ""),
+    Field("grace_s", c.INTEGER, 0),
+    Field("expires_in_s", c.INTEGER, 0),
+    Field("next_seq", c.INTEGER, 0),
+    Field("ack", c.INTEGER, 0),
 )
 UNRESUMABLE: Final = typed(
-    ms.Resumable, SESSION_RESUMABLE, Field("token", k.TEXT, ""), lacks={"recording_id": ""}
+    ms.Resumable, SESSION_RESUMABLE, Field("token", c.TEXT, ""), lacks={"recording_id": ""}
 )
 """The same later on: the session cannot be resumed any more."""
 REPLACED: Final = typed(ms.Replaced, SESSION_REPLACED)
 RESUME: Final = typed(
     ms.ComeBack,
     SESSION_RESUME,
-    Field("token", k.text(TOKEN_CHARS_MAX, 1)),
-    Field("last_seq", k.integer(-1), -1),
+    Field("token", c.text(TOKEN_CHARS_MAX, 1)),
+    Field("last_seq", c.integer(-1), -1),
 )
 
 

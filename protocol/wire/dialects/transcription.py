@@ -28,11 +28,23 @@ import attrs
 
 from ...values import messages as ms
 from ...values.behaviour import ONLY_MODEL
-from ...values.errors import LIVE_ERRORS, ErrorCode
-from ...values.modes import Mode
+from ...values.errors import LIVE_ERRORS, ErrorCode, invalid
+from ...values.limits import Mode
 from ...values.requests import AppendSound, ChooseModel, ClientMessage, Commit, Request
-from ..codec import Context, Json, Reading, Value, invalid
-from ..kinds import FLAG, INTEGER, PROMPTED, SOUND16, TEXT, Holds, Kind, choice
+from ..codec import (
+    FLAG,
+    INTEGER,
+    PROMPTED,
+    SOUND16,
+    TEXT,
+    Context,
+    FieldType,
+    Holds,
+    Json,
+    Reading,
+    Value,
+    choice,
+)
 from ..table import DROPPED, Dialect, Field, Object, Table, computed, no_frame, typed
 from . import legacy, shared
 from .shared import RECORD
@@ -80,7 +92,7 @@ def _hint(name: str, why: str, holds: Holds | None = None) -> Field:
         elif value.value != "":
             raise invalid(value.path, why)
 
-    kind = Kind(read=read, schema=TEXT.schema, holds=holds)
+    kind = FieldType(read=read, schema=TEXT.schema, holds=holds)
     return Field(name, kind, "", attr=DROPPED, doc=f"Without effect: {why}.")
 
 
@@ -145,7 +157,7 @@ _CODES: Final = tuple(code for code in ErrorCode if code not in LIVE_ERRORS)
 _ERROR: Final = Table(
     ms.ErrorReport,
     legacy.ERROR_TEXT,
-    Field("code", Kind(read=TEXT.read, schema=choice((*_CODES, *_ENDS)).schema), ""),
+    Field("code", FieldType(read=TEXT.read, schema=choice((*_CODES, *_ENDS)).schema), ""),
     shared.ERROR_SESSION,
     tag=legacy.ERROR,
     make=_error,

@@ -21,7 +21,7 @@ import attrs
 import numpy as np
 
 from protocol.values import model as md
-from protocol.values.digest import digest
+from protocol.values.records import digest
 
 from .base import BackendError, BackendGone, ContextFull, Emit, ignore
 from .tool_calls import BEGIN, END, CallStream

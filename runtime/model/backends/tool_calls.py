@@ -34,9 +34,9 @@ from xml.parsers import expat
 import attrs
 
 from protocol.values.errors import FrameError
+from protocol.values.frames import count_keys
 from protocol.values.limits import SILENT_CHARS_MAX, TOOL_CHARS_MAX
 from protocol.values.model import CALLS_MAX, Span, Tool, ToolCall
-from protocol.wire.strict import count_keys
 
 # -- calls in the silent lane ----------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import attrs
 import click
 import orjson
 
-from runtime.commands import interrupts
+from runtime.net import process
 from tests.bench.capacity.measure import MODES, Measured, measure
 from tests.bench.capacity.model import Gateway, reckon, tables
 from tests.bench.engine import print_progress
@@ -60,7 +60,7 @@ def capacity_command(
 ) -> None:
     """Reckon what gateways a fleet of GPUs needs, and what limits one of them first."""
     if is_measured:
-        body = attrs.asdict(interrupts.run(_measure))
+        body = attrs.asdict(process.run(_measure))
         EVIDENCE.write_bytes(orjson.dumps(body, option=orjson.OPT_INDENT_2) + b"\n")
     found: dict[str, Any] = orjson.loads(EVIDENCE.read_bytes())
     gateway = Gateway(

@@ -12,7 +12,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from runtime.commands import interrupts
+from runtime.net import process
 from tests.bench.engine import machine_facts, print_found, print_progress
 from tests.bench.gateway.child import GatewayBenchError
 from tests.bench.gateway.material import PATTERNS, Plan, make_plan
@@ -67,7 +67,7 @@ def gateway_command(
         text = "the bench needs uvloop, for its yardstick: pip install uvloop"
         raise GatewayBenchError(text)
     plan = make_plan(names, sessions, is_recording=is_recording)
-    print_found(interrupts.run(_run, rounds, plan), show, as_json=as_json)
+    print_found(process.run(_run, rounds, plan), show, as_json=as_json)
 
 
 async def _run(rounds: int, plan: Plan) -> GatewayResult:

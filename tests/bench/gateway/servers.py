@@ -30,6 +30,7 @@ import pybase64
 import zstandard
 from anyio.lowlevel import checkpoint
 
+from protocol.values.frames import Frame
 from protocol.values.limits import FRAME_BYTES_MAX
 from protocol.values.model import (
     SAMPLE16_BYTES,
@@ -45,7 +46,6 @@ from protocol.values.model import (
     Unit,
     UnitResult,
 )
-from protocol.values.utf8 import Frame
 from protocol.wire.audio import to_float32
 from runtime.media.image import decode_jpeg
 from runtime.model.backends.base import Backend, BackendInfo

@@ -10,17 +10,21 @@ from typing import Any, Final
 
 import pytest
 
-from runtime.access.client_secrets import (
+from runtime.access.gate import AccessControl, Admitted, Denied
+from runtime.access.keys import (
+    ANYONE,
     LIFETIME_S,
     SECRET_CHARS_MAX,
     SECRET_PREFIX,
     SKEW_S,
     ClientSecret,
+    Key,
+    KeyRing,
     SecretTooLongError,
+    change_key_file,
+    hash_key,
     read_secret,
 )
-from runtime.access.gate import AccessControl, Admitted, Denied
-from runtime.access.keys import ANYONE, Key, KeyRing, change_key_file, hash_key
 from runtime.access.origins import read_origins
 
 ANNA: Final = Key(name="anna", hash=hash_key("antiphon_anna"), scope="admin", sessions_max=2)

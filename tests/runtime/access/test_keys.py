@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.values.modes import MODES, Mode
+from protocol.values.limits import MODES, Mode
 from runtime.access import keys as ring_module
 from runtime.access.keys import (
     FILE_BYTES_MAX,

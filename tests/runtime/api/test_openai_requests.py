@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.api.adapters import LocalClient
 from runtime.api.completions import FORMATS, Asked
-from runtime.api.local_client import LocalClient
 from runtime.api.transcriptions import PARTS_MAX, AskedText, read_form
 from runtime.net.connection import WebSocketClosed
 from runtime.net.http import CodedError

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 from websockets.sync.client import ClientConnection, connect
 
-from protocol.values.digest import session_id_of
+from protocol.values.records import session_id_of
 from recorder.format.format import SUFFIX
 from recorder.read.reader import read
 from recorder.repair import verify

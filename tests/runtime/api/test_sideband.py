@@ -17,7 +17,7 @@ from protocol.wire.audio import compress
 from protocol.wire.dialects.live import UNSUPPORTED
 from recorder.format.format import Record
 from recorder.read.scan import Damage
-from runtime.api.sideband import Sideband, refused
+from runtime.api.tail import Sideband, refused
 from tests.transcripts.reading import example, load_all
 
 TYPES: Final[TypeAdapter[Any]] = TypeAdapter(ConnectServerEvent)

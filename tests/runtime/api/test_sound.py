@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from websockets.sync.client import connect
 
-from protocol.values.digest import session_id_of
+from protocol.values.records import session_id_of
 from recorder.read.reader import LogReader
 from recorder.storage.store import Store
 from replay.export.formats import export

@@ -12,7 +12,7 @@ import attrs
 import pytest
 from starlette.exceptions import HTTPException
 
-from protocol.values.digest import session_id_of
+from protocol.values.records import session_id_of
 from recorder.format.format import SUFFIX
 from recorder.storage.listing import summarize
 from recorder.storage.remote import MissingError, StoreError

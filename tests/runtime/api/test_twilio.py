@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.values.utf8 import Received
-from runtime.api.translated import TranslatedWebSocket
+from protocol.values.frames import Received
+from runtime.api.adapters import TranslatedWebSocket
 from runtime.api.twilio import MARK_BYTES, PIECE_BYTES, Call, is_signed, signature_of
 from runtime.net.connection import OnMessages, WebSocketClosed
 

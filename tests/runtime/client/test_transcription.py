@@ -17,7 +17,7 @@ import antiphon
 from antiphon import ErrorReport, LocalProtocolError, TranscriptDelta, TranscriptDone
 from runtime.cli import main
 from runtime.client import resuming
-from runtime.client.transcription import to_pcm16
+from runtime.client.duplex import pcm16_of
 from runtime.commands.transcribe import cut_utterances
 from tests.live.servers import live_server
 from tests.network.peers import hear, peer, say
@@ -147,10 +147,10 @@ async def test_settings_that_do_not_go_together_are_refused() -> None:
 
 def test_samples_are_rounded_and_clipped() -> None:
     """Loud sound would turn into noise."""
-    pcm16 = to_pcm16(np.array([0, 1, -1, 2, -2, 0.5], np.float32))
+    pcm16 = pcm16_of(np.array([0, 1, -1, 2, -2, 0.5], np.float32))
     assert np.frombuffer(pcm16, "<i2").tolist() == [0, 32_767, -32_767, 32_767, -32_767, 16_384]
     with pytest.raises(LocalProtocolError, match="NaN"):
-        to_pcm16(np.array([np.nan], np.float32))
+        pcm16_of(np.array([np.nan], np.float32))
 
 
 # -- the command ----------------------------------------------------------------------------------

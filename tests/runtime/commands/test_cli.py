@@ -15,7 +15,7 @@ from urllib.request import urlopen
 import pytest
 from click.testing import CliRunner, Result
 
-from protocol.values.modes import MODES
+from protocol.values.limits import MODES
 from protocol.values.state import SessionKind, diagram
 from runtime import RUN
 from runtime.cli import GROUPS, main

@@ -20,8 +20,8 @@ from click.testing import CliRunner, Result
 from docs.site.protocol import reference
 from protocol.values import errors
 from protocol.values.errors import CLOSE_MEANINGS, MEANINGS, ErrorCode, LocalProtocolError
+from protocol.values.limits import Mode
 from protocol.values.messages import Closed, EndReason
-from protocol.values.modes import Mode
 from protocol.values.state import TRANSITIONS, Gate, SessionKind
 from protocol.wire.dialects import DIALECTS, MODES_OF, OPENING, TRANSCRIPTION
 from runtime.cli import main

@@ -16,8 +16,8 @@ import pytest
 import soundfile
 from click.testing import CliRunner, Result
 
+from protocol.values.limits import Mode
 from protocol.values.model import UNIT_BYTES, Unit
-from protocol.values.modes import Mode
 from runtime import RUN
 from runtime.cli import main
 from runtime.client.errors import SessionClosedError

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.link import frames
-from runtime.link.frames import URGENT, Inbox, LinkError, Outbox
+from runtime.link import messages
+from runtime.link.messages import URGENT, Inbox, LinkError, Outbox
 
 LAST = 1 << 31
 STREAMS = st.integers(0, 5)
@@ -92,7 +92,7 @@ def test_garbage_is_frames_or_an_error(data: bytes) -> None:
     assert sum(len(frame) + 8 for _, frame in found) <= len(data)
 
 
-@pytest.mark.parametrize("length", [0, LAST, frames.PIECE_BYTES_MAX + 1, LAST - 1])
+@pytest.mark.parametrize("length", [0, LAST, messages.PIECE_BYTES_MAX + 1, LAST - 1])
 def test_a_piece_of_a_wrong_size_is_refused(length: int) -> None:
     """Its length would be memory."""
     with pytest.raises(LinkError, match="a piece of"):
@@ -109,7 +109,7 @@ def test_a_frame_that_grows_too_large_is_refused() -> None:
 
 def test_too_many_frames_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each stream would hold a frame that never ends."""
-    monkeypatch.setattr(frames, "PARTIAL_FRAMES_MAX", 3)
+    monkeypatch.setattr(messages, "PARTIAL_FRAMES_MAX", 3)
     inbox = Inbox()
     for stream in range(3):
         list(inbox.feed(struct.pack("<II", stream, 1) + b"x"))
@@ -119,7 +119,7 @@ def test_too_many_frames_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_too_many_bytes_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many half frames would be more than any frame."""
-    monkeypatch.setattr(frames, "PARTIAL_BYTES_MAX", 1000)
+    monkeypatch.setattr(messages, "PARTIAL_BYTES_MAX", 1000)
     inbox = Inbox()
     list(inbox.feed(struct.pack("<II", 1, 600) + bytes(600)))
     with pytest.raises(LinkError, match="2 frames of 1200 bytes have begun"):

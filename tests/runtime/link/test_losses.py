@@ -15,12 +15,19 @@ import trustme
 from anyio.abc import ByteStream
 
 from protocol.values.model import UNIT_BYTES, Cut, DuplexConfig, Opening, Unit, UnitResult, Voice
-from runtime.link import frames, hello, link
+from runtime.link import link, messages
 from runtime.link import messages as ms
-from runtime.link.address import TcpAddress, UnixAddress, WorkerAddress, read_address
 from runtime.link.backend import WorkerBackend, connect
-from runtime.link.frames import LinkError, LinkRefused
-from runtime.link.hello import Wire, greet_gateway, greet_worker
+from runtime.link.link import (
+    TcpAddress,
+    UnixAddress,
+    Wire,
+    WorkerAddress,
+    greet_gateway,
+    greet_worker,
+    read_address,
+)
+from runtime.link.messages import LinkError, LinkRefused
 from runtime.model.backends.base import BackendError, BackendGone, BackendRefused
 from runtime.model.backends.scripted import Call, ScriptedBackend, ScriptedSession, Step
 from runtime.worker import worker as worker_
@@ -155,9 +162,9 @@ async def test_a_worker_that_reads_nothing_is_lost() -> None:
     """What it does not take would be kept."""
 
     async def talk(stream: ByteStream, _: Wire) -> None:
-        outbox = frames.Outbox()
+        outbox = messages.Outbox()
         while True:
-            outbox.put(frames.URGENT, ms.Sender().encode(ms.Beat()))
+            outbox.put(messages.URGENT, ms.Sender().encode(ms.Beat()))
             await stream.send(b"".join(outbox.take()))
             await anyio.sleep(BEAT_S)
 
@@ -424,12 +431,12 @@ async def test_a_worker_must_know_the_token_too() -> None:
 
     async def pretend(stream: ByteStream) -> None:
         wire = Wire(stream)
-        theirs = await wire.receive(hello._Greeting)
+        theirs = await wire.receive(link._Greeting)
         await wire.send(theirs)
-        proof = await wire.receive(hello._Proof)
+        proof = await wire.receive(link._Proof)
         await wire.send(proof)
         with pytest.raises(LinkRefused):
-            await wire.receive(hello._Info)
+            await wire.receive(link._Info)
 
     async with worker_of(ScriptedBackend()) as pair, standing_in(pair, pretend) as address:
         with pytest.raises(BackendRefused, match="the token is wrong"):
@@ -485,11 +492,11 @@ async def test_versions(gateway_: tuple[int, int], worker: tuple[int, int], is_t
 
     async def serve(stream: ByteStream) -> None:
         wire = Wire(stream)
-        theirs = await wire.receive(hello._Greeting)
-        await wire.send(hello._Greeting(link=worker, software="x", nonce="n"))
+        theirs = await wire.receive(link._Greeting)
+        await wire.send(link._Greeting(link=worker, software="x", nonce="n"))
         with suppress(LinkError):
-            await hello._check_version(wire, gateway=theirs.link, worker=worker)
-            await wire.receive(hello._Proof)
+            await link._check_version(wire, gateway=theirs.link, worker=worker)
+            await wire.receive(link._Proof)
 
     async with (
         worker_of(ScriptedBackend()) as pair,
@@ -497,13 +504,13 @@ async def test_versions(gateway_: tuple[int, int], worker: tuple[int, int], is_t
         await dial(address) as stream,
     ):
         wire = Wire(stream)
-        await wire.send(hello._Greeting(link=gateway_, software="x", nonce="n"))
-        theirs = await wire.receive(hello._Greeting)
+        await wire.send(link._Greeting(link=gateway_, software="x", nonce="n"))
+        theirs = await wire.receive(link._Greeting)
         if is_taken:
-            await hello._check_version(wire, gateway=gateway_, worker=theirs.link)
+            await link._check_version(wire, gateway=gateway_, worker=theirs.link)
         else:
             with pytest.raises(LinkRefused, match="a gateway of link version"):
-                await hello._check_version(wire, gateway=gateway_, worker=theirs.link)
+                await link._check_version(wire, gateway=gateway_, worker=theirs.link)
 
 
 async def test_a_newer_greeting_can_be_read() -> None:
@@ -513,9 +520,9 @@ async def test_a_newer_greeting_can_be_read() -> None:
         greeting = {"link": [9, 0], "software": "later", "nonce": "n", "new": 1}
         await stream.send(piece(0, orjson.dumps(greeting)))
         wire = Wire(stream)
-        await wire.receive(hello._Greeting)
+        await wire.receive(link._Greeting)
         with pytest.raises(LinkRefused, match="cannot use a worker of 1"):
-            await wire.receive(hello._Proof)
+            await wire.receive(link._Proof)
         await stream.aclose()
 
 

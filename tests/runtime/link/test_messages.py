@@ -35,7 +35,6 @@ from protocol.values.model import (
 )
 from protocol.values.model import Message as Said
 from runtime.link import messages
-from runtime.link.frames import LinkError
 from runtime.link.messages import (
     SETUP,
     Answer,
@@ -43,6 +42,7 @@ from runtime.link.messages import (
     Beat,
     Cancel,
     Failed,
+    LinkError,
     Message,
     Rebuild,
     Receiver,

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from protocol.values.digest import digest
 from protocol.values.model import UNIT_BYTES, Cut, DuplexConfig, Opening, Unit, UnitResult, Voice
+from protocol.values.records import digest
 from runtime.model.backends.base import (
     Backend,
     BackendError,

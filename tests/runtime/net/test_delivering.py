@@ -15,7 +15,7 @@ import trio
 from trio.lowlevel import Task, checkpoint
 from trio.testing import wait_all_tasks_blocked
 
-from protocol.values.utf8 import Frame, Shortened, Utf8Text
+from protocol.values.frames import Frame, Shortened, Utf8Text
 from runtime.net.connection import WebSocket, WebSocketClosed
 from runtime.net.listener import WebSocketRequest
 from runtime.net.websocket import MESSAGES_A_READ, TOGETHER_BYTES_MAX, WHOLE_BYTES_MAX

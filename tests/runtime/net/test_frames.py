@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from wsproto.connection import SERVER, Connection
 from wsproto.events import BytesMessage, CloseConnection, Ping, Pong, TextMessage
 
-from protocol.values.utf8 import TEXT_BYTES_MIN, Utf8Text
+from protocol.values.frames import TEXT_BYTES_MIN, Utf8Text
 from runtime.net.limits import FRAGMENT_BYTES_MIN, FRAGMENT_COST
 from runtime.net.websocket import FrameScanner, message_of, text_frames, tune
 from tests.network.transport import CLOSE, CONTINUATION, PING, PONG, TEXT, raw_frame

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from protocol.values.utf8 import KEPT_CHARS, Received, Shortened, Utf8Text
+from protocol.values.frames import KEPT_CHARS, Received, Shortened, Utf8Text
 from protocol.wire.codec import frame_bytes
 from runtime.net.connection import WebSocket, WebSocketClosed
 from runtime.net.link import READ_BYTES

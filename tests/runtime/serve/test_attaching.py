@@ -15,7 +15,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from protocol.values.digest import session_id_of
+from protocol.values.records import session_id_of
 from runtime.access.keys import Key, change_key_file, hash_key
 from runtime.serve.gateway import ATTACHED_MAX, ATTACHED_PER_KEY_MAX
 from tests.live.servers import LiveServer, live_server

@@ -15,12 +15,12 @@ import trio
 from runtime.net import link
 from runtime.net.limits import Counters
 from runtime.net.link import CHECK_S, ConnectionMonitor
-from runtime.net.memory import HEAP_SPARE_BYTES, importing
+from runtime.net.process import HEAP_SPARE_BYTES, importing
 from runtime.settings.settings import Settings
 
 FAULTS: Final = """
 import resource, sys
-from runtime.net.memory import keep_what_is_freed
+from runtime.net.process import keep_what_is_freed
 print(keep_what_is_freed())
 def frames():
     buffers = [bytearray(120_000 + 16 * number) for number in range(200)]

@@ -24,7 +24,7 @@ from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder
 from replay.rerun.logic import replay
 from runtime.access.keys import Key, change_key_file, hash_key
-from runtime.api.marks import BODY_BYTES_MAX
+from runtime.api.recordings import BODY_BYTES_MAX
 from runtime.session.journal import MARK_WAIT_S, MARKS_MAX, Journal, MarkRefused
 from tests.live.servers import LiveServer, live_server
 from tests.recorder.test_samples import PATH, MemoryDisk

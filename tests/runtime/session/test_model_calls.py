@@ -44,8 +44,7 @@ from runtime.model.backends.base import (
 from runtime.model.backends.scripted import Call, ScriptedBackend
 from runtime.session.model_calls import OPEN_S_MAX, RELEASE_WAIT_S, ModelCalls
 from runtime.slots.admission import Admission
-from runtime.slots.pool import Lease
-from runtime.slots.workers import Workers
+from runtime.slots.workers import Lease, Workers
 from tests.sessions.in_memory import close_frame, init_frame, on_virtual_time, world
 
 OPENING: Final = Opening(

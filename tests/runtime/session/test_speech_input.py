@@ -14,8 +14,8 @@ import pytest
 
 from protocol.values import effects as ef
 from protocol.values import events as ev
+from protocol.values.limits import Mode
 from protocol.values.model import UNIT_SAMPLES, Unit
-from protocol.values.modes import Mode
 from recorder.format.format import SUFFIX
 from recorder.read.reader import read
 from replay.rerun.logic import replay

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from protocol.values.errors import ErrorCode, LocalProtocolError
-from protocol.values.limits import NS_PER_S
+from protocol.values.limits import NS_PER_S, Mode
 from protocol.values.messages import QueuePlace
-from protocol.values.modes import Mode
 from runtime.settings.settings import QUEUE_MAX
 from runtime.slots.admission import (
     QUEUE_REPORTED_MAX,
@@ -22,7 +21,7 @@ from runtime.slots.admission import (
     Refused,
     Ticket,
 )
-from runtime.slots.pool import Lease, Pool
+from runtime.slots.workers import Lease, Pool
 
 
 @attrs.define

@@ -15,9 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.values.limits import NS_PER_S
+from protocol.values.limits import NS_PER_S, Mode
 from protocol.values.messages import QueuePlace
-from protocol.values.modes import Mode
 from runtime.slots.admission import (
     SESSION_S_ASSUMED,
     SESSIONS_AVERAGED,
@@ -27,7 +26,7 @@ from runtime.slots.admission import (
     Refused,
     waits_ns,
 )
-from runtime.slots.pool import Lease, Pool
+from runtime.slots.workers import Lease, Pool
 
 MODES: Final[tuple[Mode, ...]] = ("video", "audio", "chat")
 

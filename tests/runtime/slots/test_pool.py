@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.values.errors import LocalProtocolError
-from runtime.slots.pool import Lease, Pool, PoolCounts
+from runtime.slots.workers import Lease, Pool, PoolCounts
 
 
 def lend(pool: Pool) -> Lease:

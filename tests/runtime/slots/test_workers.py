@@ -19,13 +19,13 @@ from protocol.values.limits import CLEANUP_WAIT_S
 from protocol.values.model import Opening, Unit, UnitResult
 from runtime.model.backends.base import BackendError, BackendGone
 from runtime.model.backends.scripted import ScriptedBackend, Step
-from runtime.slots.pool import Lease
 from runtime.slots.workers import (
     CLOSE_WAIT_S,
     HOPE_S,
     REPLACE_WAIT_S,
     RETRY_S_MAX,
     STEADY_S,
+    Lease,
     Workers,
     WorkersDifferError,
 )

@@ -26,8 +26,7 @@ from runtime.telemetry.logs import (
     configure,
     printable,
 )
-from runtime.telemetry.metrics import Metrics
-from runtime.telemetry.watchers import Hub, SessionsLogger
+from runtime.telemetry.metrics import Hub, Metrics, SessionsLogger
 from tests.sessions.in_memory import append_frame, close_frame, init_frame, on_virtual_time
 from tests.sessions.telemetry import Figures, watched
 from tests.simulation.test_simulation_chat import prepare_frame

@@ -15,9 +15,9 @@ from hypothesis import given
 from protocol.machine.session import Session
 from protocol.values.errors import ErrorCode
 from protocol.values.events import Event, UnitDone
+from protocol.values.limits import Mode
 from protocol.values.messages import Closed, ErrorReport, ServerMessage
 from protocol.values.model import Unit
-from protocol.values.modes import Mode
 from protocol.wire.dialects import DIALECTS, OPENING
 from runtime.model.backends.scripted import Call, ScriptedBackend, Step
 from runtime.model.backends.scripted_chat import Answer

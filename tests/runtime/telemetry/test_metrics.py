@@ -17,13 +17,12 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from protocol.values.digest import session_id_of
 from protocol.values.limits import NS_PER_S
+from protocol.values.records import session_id_of
 from protocol.values.state import State
 from recorder.storage.store import RetentionStatistics
 from runtime.net.limits import Counters
-from runtime.slots.pool import PoolCounts
-from runtime.slots.workers import WorkersStatistics
+from runtime.slots.workers import PoolCounts, WorkersStatistics
 from runtime.telemetry import catalogue, metrics
 from runtime.telemetry.meters import DEADLINE_NS, Backlog, Instruments, ModeInstruments
 from runtime.telemetry.metrics import Counted, Metrics

@@ -7,7 +7,7 @@ import json
 import attrs
 
 from runtime.slots.admission import RunningTask
-from runtime.slots.pool import Lease
+from runtime.slots.workers import Lease
 from runtime.telemetry.watching import ServerStatus, SessionStatus, session_json, status_json
 from tests.runtime.telemetry.test_metrics import server_status, session_status
 

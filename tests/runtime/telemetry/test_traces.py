@@ -19,9 +19,9 @@ from opentelemetry.trace import StatusCode
 from protocol.values.model import Unit
 from runtime.model.backends.scripted import Call, ScriptedBackend, Step
 from runtime.settings.extras import install
-from runtime.telemetry import watchers
+from runtime.telemetry import metrics
+from runtime.telemetry.metrics import TracesMissingError, make_telemetry
 from runtime.telemetry.traces import Traces, make_provider
-from runtime.telemetry.watchers import TracesMissingError, make_telemetry
 from tests.sessions.in_memory import World, append_frame, close_frame, init_frame, on_virtual_time
 from tests.sessions.telemetry import watched
 from tests.simulation.test_simulation import stream
@@ -258,12 +258,12 @@ def test_the_exporter_is_the_operator_s(monkeypatch: pytest.MonkeyPatch) -> None
 def test_spans_are_loaded_only_when_asked_for() -> None:
     """Every start would pay for an SDK that is optional, or fail where it is not installed."""
     code = (
-        "import sys, runtime.telemetry.watchers as s;"
+        "import sys, runtime.telemetry.metrics as s;"
         "s.make_telemetry(print, version='1', traces=False);"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
     command = [sys.executable, "-W", "error", "-c", code]
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(watchers.__file__))))
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(metrics.__file__))))
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": root}
     )

@@ -14,8 +14,7 @@ pytest.importorskip("aiortc")
 from aiortc import RTCConfiguration, RTCPeerConnection
 from aiortc.rtcrtpreceiver import RTCRtpReceiver
 
-from runtime.webrtc.arrivals import BURST, CALL, Arrivals, CallLoop
-from runtime.webrtc.call import Call
+from runtime.webrtc.call import BURST, CALL, Arrivals, Call, CallLoop
 from runtime.webrtc.door import Door
 from runtime.webrtc.offer import OFFER_BYTES_MAX, Offer, OfferError, read_offer
 

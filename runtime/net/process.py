@@ -1,8 +1,12 @@
-"""Settings of the process's memory, in the C library and the garbage collector.
+"""The process: its memory, in the C library and the garbage collector, and its event loop.
 
 A unit passes through half a dozen buffers of some 100 kB. glibc returns memory as soon as 128 kB
 lie free at the heap's end, and takes it back page by page for the next frame: a fifth of the CPU
 for a hundred sessions whose units come at the same moment.
+
+Ctrl-C ends a command at once (`run`). Commands run on trio: an interrupt is raised in the running
+Python code, such as a model's loading, and a thread in a DNS lookup does not hold up the end.
+asyncio would wait for both.
 """
 
 from __future__ import annotations
@@ -11,9 +15,9 @@ import ctypes
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, TypeVar, TypeVarTuple, Unpack
 
 HEAP_SPARE_BYTES: Final = 64 << 20
 """Free memory that is kept: the need of a hundred units in flight."""
@@ -78,3 +82,28 @@ def spare_what_stays() -> None:
 def find_what_was_spared() -> None:
     """Let the collector see them again, to free a model that is replaced."""
     gc.unfreeze()
+
+
+# -- the event loop, and Ctrl-C --------------------------------------------------------------------
+
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
+
+
+def run(body: Callable[[Unpack[Args]], Awaitable[T]], *args: *Args) -> T:
+    """Run a command's tasks on a new event loop; `KeyboardInterrupt` is raised without a group."""
+    import anyio  # `antiphon --help` does not need it
+
+    try:
+        return anyio.run(body, *args, backend="trio")
+    except BaseExceptionGroup as group:
+        if is_interrupt(group):
+            raise KeyboardInterrupt from None
+        raise
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether it is Ctrl-C, in a group or not."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(KeyboardInterrupt) is not None
+    return isinstance(error, KeyboardInterrupt)
