@@ -47,7 +47,7 @@ from protocol.values.limits import MS_PER_S, NS_PER_S, SPEECH_SILENCE_MS, SPEECH
 from recorder.format.format import Fields, RecorderError
 from recorder.read.reader import LogReader
 from recorder.read.scan import OpenSource
-from replay.assess.command import measure as at
+from runtime.measures import conversation as at
 from runtime.measures.conversation import KINDS, SCALES, Measure, Ratio, Scores, Times, Total, Value
 from runtime.measures.talk import JITTER_MS
 from runtime.media import speech_detector as sd

@@ -40,12 +40,12 @@ from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from recorder.storage.marks import marks_path, read_marks
 
-from ..cli import replay_lines
 from ..diff import compare, read_and_compare
 from ..eval.evaluate import own_values
 from ..eval.scores import gather, score
 from ..export.formats import opened
 from ..export.timeline import Moment, Words
+from ..library.text import replay_lines
 from ..redact.content import KINDS, Kind, Policy
 from ..redact.redaction import Redaction, rehearse
 from ..rerun.logic import Replayer, head_record, pieces_of

@@ -19,10 +19,10 @@ from recorder.format.format import LogDamaged, Record
 from recorder.format.mapping import EVENT_KINDS
 from recorder.read.reader import LogReader, read
 from recorder.repair import verify
-from replay.cli import full_lines
 from replay.diff import DiffReport, compare
 from replay.fork.command import make_fork
 from replay.fork.run import CannotForkError, Change, Forked, ForkError, ForkRefusedError
+from replay.library.text import full_lines
 from replay.rerun.full import held_units, replay_fully
 from replay.rerun.logic import Replayer, replay
 from replay.rerun.report import FullReport

@@ -12,7 +12,7 @@ from protocol.values.limits import NS_PER_S
 from recorder.format.mapping import EVENT_KINDS
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
-from replay.cli import inspect_lines
+from replay.library.text import inspect_lines
 from replay.story.inspect import Inspection, inspect, to_json
 from replay.story.reading import Drop, ErrorSent
 from tests.golden.logs import FOLDER
