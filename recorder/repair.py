@@ -33,29 +33,19 @@ from pathlib import Path
 from typing import Final, Literal, Self, TypeAlias
 
 import attrs
+import orjson
 import zstandard
 
 from .format import format as layout
 from .format.encoding import (
     EXACT_16,
+    HEADER,
     RAW,
     Framed,
     RecordEncoder,
     cut_of,
-    header_json,
     pack_flac,
     to_json,
-)
-from .format.format import (
-    Expansion,
-    Fields,
-    FormatError,
-    LogUnsound,
-    Record,
-    RecorderError,
-    Unreadable,
-    Value,
-    header_cost,
 )
 from .read.reader import (
     PART_VALUES,
@@ -124,7 +114,7 @@ def verify(log: Path | bytes) -> Report:
     """Read and judge a whole log, a path or its bytes; only `OSError` is raised."""
     try:
         reader = LogReader(log)
-    except Unreadable as error:
+    except layout.Unreadable as error:
         return Report(state="unreadable", detail=str(error))
     report, counts, fin = Report(state="open"), Counter[str](), None
     with reader:
@@ -180,7 +170,7 @@ class StoredCosts:
         """Return the cost of the next record without its bytes; `header` is its new JSON."""
         if len(self._lengths) > LENGTHS_MAX:
             self._lengths.clear()
-        cost = header_cost(header)
+        cost = layout.header_cost(header)
         for index, entry in enumerate(stored.table):
             at = _LENGTH_AT.get(len(entry))
             length = self._lengths.get(entry, 0) if at is None else entry[at]
@@ -220,7 +210,7 @@ class Rewriter:
         """Whether the next block is the second, which must repeat the session record."""
         return self._chain.blocks + (self._batch is not None) == 1
 
-    def put(self, record: Record, framed: Framed | None = None) -> None:
+    def put(self, record: layout.Record, framed: Framed | None = None) -> None:
         """Write a record, with others in a block; `RecordInvalid` if it cannot be stored.
 
         `framed`: its bytes, if it is encoded already.
@@ -228,8 +218,10 @@ class Rewriter:
         assert record.seq == self.next_seq, "records come in order"
         framed = RecordEncoder().encode(record) if framed is None else framed
         self.make_room(framed.framed_bytes)
-        self._batch = self._batch or Batch(first=record)
-        self._batch.add([record], [framed])
+        self._batch = batch = self._batch or Batch()
+        batch.records.append(record)
+        batch.framed.append(framed)
+        batch.payload_bytes += framed.framed_bytes
         self.next_seq, self.at_ns = record.seq + 1, record.at_ns
         if record.kind == "session":
             self._flush()
@@ -257,11 +249,11 @@ class Rewriter:
         self._chain.counts.update(kinds)
         self.next_seq, self.at_ns = header.next_seq, last_ns
 
-    def finish(self, fields: Fields, at_ns: int) -> None:
+    def finish(self, fields: layout.Fields, at_ns: int) -> None:
         """Write `fin`, with the recorder's fields, and the seek table; sync all to the device."""
         self._flush()
         fields = {**fields, **self._chain.fin_fields()}
-        self.put(Record(kind="fin", seq=self.next_seq, at_ns=at_ns, fields=fields))
+        self.put(layout.Record(kind="fin", seq=self.next_seq, at_ns=at_ns, fields=fields))
         self._flush()
         self._write_bytes(self._chain.table())
         self._disk.sync(self._descriptor)
@@ -270,10 +262,8 @@ class Rewriter:
         batch, self._batch = self._batch, None
         if batch is None:
             return
-        self._chain.begin(batch)
-        frame = self._compressor.compress(
-            batch.pieces, has_samples=batch.has_samples, cost=batch.cost
-        )
+        pieces, has_samples, cost = self._chain.begin(batch)
+        frame = self._compressor.compress(pieces, has_samples=has_samples, cost=cost)
         self._write_bytes(self._chain.block(batch, frame, self.version))
 
     def _write_bytes(self, data: bytes | bytearray) -> None:
@@ -287,7 +277,7 @@ class Rewriter:
 
 RECOVERED: Final = "recovered"
 """The reason in `fin` of a log with missing records, and the field with the details."""
-LOST: Final[Fields] = {"by": "recover", "what": "lost"}
+LOST: Final[layout.Fields] = {"by": "recover", "what": "lost"}
 """The fields of a mark that replaces a lost record."""
 LOST_MAX: Final = 1 << 20
 """Limit on marks, as is one per byte of the file: a header can claim any number."""
@@ -296,7 +286,7 @@ Parts: TypeAlias = tuple[bytes, memoryview]
 """A record's JSON header and its blobs."""
 
 
-class NotRecoverable(RecorderError):  # noqa: N818
+class NotRecoverable(layout.RecorderError):
     """The log cannot be recovered, or needs no recovery now."""
 
 
@@ -320,7 +310,7 @@ class Survey:
     damage_count: int = 0
     tail_bytes: int = 0
     units: int = 0
-    fin: Fields | None = None
+    fin: layout.Fields | None = None
     fin_ns: int | None = None
     is_sound: bool = False
     _reach: int = attrs.field(default=0, init=False)
@@ -332,7 +322,7 @@ class Survey:
         """Records known to be lost, or after the end that is kept."""
         return self._reach - self.records
 
-    def note(self, item: Record | Damage) -> None:
+    def note(self, item: layout.Record | Damage) -> None:
         """Take the next record, or damage."""
         if isinstance(item, Damage):
             self._note_damage(item)
@@ -363,12 +353,12 @@ class Survey:
             self._reach = max(self._reach, damage.first_seq + damage.records)
 
 
-def _own_fields(fin: Record) -> dict[str, Value]:
+def _own_fields(fin: layout.Record) -> dict[str, layout.Value]:
     """The fields of `fin` that are not the recorder's."""
     return {name: value for name, value in fin.fields.items() if name not in FIN_FIELDS}
 
 
-def is_lost(record: Record) -> bool:
+def is_lost(record: layout.Record) -> bool:
     """Whether a record is a mark that replaces a lost record."""
     return record.kind == "mark" and record.fields == LOST
 
@@ -393,7 +383,9 @@ def survey(path: Path, *, salvage: bool = False, watch: Watch = lambda _: None) 
     return found
 
 
-def recover(source: Path, target: Path, found: Survey, *, watch: Watch = lambda _: None) -> Value:
+def recover(
+    source: Path, target: Path, found: Survey, *, watch: Watch = lambda _: None
+) -> layout.Value:
     """Write the intact records that `survey` found as a new file `target`, and verify it.
 
     Returns the reason in its `fin`.
@@ -419,12 +411,12 @@ def recover(source: Path, target: Path, found: Survey, *, watch: Watch = lambda 
         writer.finish(fin, writer.at_ns if found.fin_ns is None else found.fin_ns)
     report = verify(target)
     if report.state != "finished" or report.records != found.records + copier.marks + 1:
-        raise LogUnsound(f"{source.name} changed while it was recovered")
+        raise layout.LogUnsound(f"{source.name} changed while it was recovered")
     return fin["reason"]
 
 
-def _fin_fields(found: Survey, file_bytes: int) -> Fields:
-    recovered: dict[str, Value] = {
+def _fin_fields(found: Survey, file_bytes: int) -> layout.Fields:
+    recovered: dict[str, layout.Value] = {
         "file_bytes": file_bytes,
         "tail_bytes": found.tail_bytes,
         "damage": found.damage_count,
@@ -496,7 +488,8 @@ class _Copier:
         if lost > min(LOST_MAX, self.source.size()):
             raise NotRecoverable(f"{lost} consecutive records are lost: the log cannot be salvaged")
         for seq in range(self.writer.next_seq, next_seq):
-            self.writer.put(Record(kind="mark", seq=seq, at_ns=self.writer.at_ns, fields=LOST))
+            at_ns = self.writer.at_ns
+            self.writer.put(layout.Record(kind="mark", seq=seq, at_ns=at_ns, fields=LOST))
             self.marks += 1
 
 
@@ -509,7 +502,7 @@ COMPACTED: Final = "compacted"
 """The field of `fin` that describes the log before compaction."""
 
 
-class NotCompactable(RecorderError):  # noqa: N818
+class NotCompactable(layout.RecorderError):
     """The log cannot be compacted now."""
 
 
@@ -527,7 +520,7 @@ def is_compact(path: Path) -> bool:
     with path.open("rb") as file:
         head = file.read(layout.HEADER_BYTES)
     if not head.startswith(layout.MARK):
-        raise FormatError("this is not a recording")
+        raise layout.FormatError("this is not a recording")
     return layout.unpack_header(head).version >= layout.COMPACT_VERSION
 
 
@@ -545,10 +538,10 @@ def compact(source: Path, target: Path, *, watch: Watch = lambda _: None) -> Com
         closing(FileSource(source)) as file,
         Rewriter(target, compressor, KEPT_BLOCK_BYTES, layout.COMPACT_VERSION) as writer,
     ):
-        before_bytes, end, expansion = file.size(), 0, Expansion(file.size)
+        before_bytes, end, expansion = file.size(), 0, layout.Expansion(file.size)
         for block in Scanner(file, expansion):
             if not isinstance(block, Block):
-                raise LogUnsound("the log changed while it was compacted")
+                raise layout.LogUnsound("the log changed while it was compacted")
             found = [parse(*parts) for parts in block.own_parts()]
             packed = [(it.record, packer.repack(it)) for it in found if it.record.kind != "fin"]
             writer.make_room(sum(framed.framed_bytes for _, framed in packed))
@@ -601,7 +594,9 @@ class _Packer:
             blobs.append((codec, blob))
         area_bytes = sum(len(blob) for _, blob in blobs)
         fields = to_json(stored.record, stored.record.fields)  # still packed
-        header = header_json(stored.record, table, fields, stored.version)
+        record, entries = stored.record, orjson.dumps(table)
+        kind = record.kind.encode()
+        header = HEADER % (record.at_ns, entries, fields, kind, record.seq, stored.version)
         head = layout.frame_record(header, area_bytes)
         pieces = [head, *(piece for codec, blob in blobs for piece in _pieces(codec, blob))]
         has_samples = any(codec != RAW for codec, _ in blobs)
@@ -628,15 +623,15 @@ def _pieces(codec: int, blob: layout.Piece) -> Iterator[layout.Piece]:
 def _compare(source: Path, target: Path) -> None:
     """Check that both logs hold the same, except for `fin`'s file fields; else `LogUnsound`."""
     if verify(target).state != "finished":
-        raise LogUnsound("the compacted log is damaged")
+        raise layout.LogUnsound("the compacted log is damaged")
     with LogReader(source) as before, LogReader(target) as after:
         for old, new in zip_longest(before, after):
             if _comparable(old) != _comparable(new):
-                raise LogUnsound("the compacted log differs from the original")
+                raise layout.LogUnsound("the compacted log differs from the original")
 
 
-def _comparable(item: Record | Damage | None) -> object:
-    if not isinstance(item, Record) or item.kind != "fin":
+def _comparable(item: layout.Record | Damage | None) -> object:
+    if not isinstance(item, layout.Record) or item.kind != "fin":
         return item
     of_file = FIN_FIELDS | {COMPACTED}
     fields = {name: value for name, value in item.fields.items() if name not in of_file}

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from runtime.access.command import keys_command
-from runtime.access.middleware import OPEN_PATHS
+from runtime.access.gate import OPEN_PATHS
 from runtime.serve.serve_command import EXIT_WAIT_S, check, serve_command
 from runtime.serve.serving import shutdown_wait_s
 from runtime.settings.settings import PREFIX, Settings, declared

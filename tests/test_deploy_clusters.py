@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 import yaml
 
-from runtime.access.middleware import OPEN_PATHS
+from runtime.access.gate import OPEN_PATHS
 from runtime.net.tls import Certificate
 from runtime.settings.sources import given, read
 from runtime.worker.command import END_WAIT_S

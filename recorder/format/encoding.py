@@ -12,16 +12,15 @@ Rules:
 - Only the bytes decide the codec. A packed blob is unpacked and compared as BYTES before use, so
   -0.0 and NaN payloads fall back to another codec. Of codec 1, samples are compared.
 - What is unpacked is untrusted. A file that is not FLAC with one channel and 16 bits, or claims too
-  many samples, is refused before decoding. The library loads on demand: compacted logs need it.
+  many samples, is refused before decoding.
 - A media frame is nearly all base64; decoded, its PCM compresses, and repeats are recognised. A
   span is a whole quoted string, or the part after `base64,` near its start, and only if
   re-encoding gives the same characters, so `restore` is exact for ANY text. JSON is not parsed.
 - Repeats of a blob come soon (a voice is sent, then prepared), so few recent ones are kept, as
   whole bytes: three short probes find them and a full comparison confirms, which is cheaper than
   any hash and exact.
-- A client that sends sound in pieces of 20 ms sends fifty a second, and by themselves they cost ten
-  times what a second in one piece costs: such frames are joined in runs.
-- Most records hold numbers, words and one blob at most: their fields are written in one call.
+- Pieces of 20 ms are fifty a second, and would cost ten times what a second in one piece costs:
+  such frames are joined in runs.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ import json
 import math
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import BytesIO
 from itertools import accumulate
 from typing import Any, Final, TypeAlias, cast
@@ -47,21 +46,11 @@ from protocol.values.frames import UTF8_BYTES_MAX, Utf8Text
 from protocol.values.records import RECORD_NAMES
 
 from . import format as layout
-from .format import (
-    RECORD_BYTES_MAX,
-    RECORD_COST,
-    VALUE_COST,
-    FormatError,
-    Piece,
-    RecordInvalid,
-    count_values,
-    header_cost,
-)
 
 # -- FLAC ------------------------------------------------------------------------------------------
 
 
-SAMPLES_MAX: Final = RECORD_BYTES_MAX // 4
+SAMPLES_MAX: Final = layout.RECORD_BYTES_MAX // 4
 """Samples of float32 before packing. A few bytes of FLAC can expand to thousands."""
 RATE_HZ: Final = 16_000
 """FLAC requires a rate. Blobs have none, and no reader uses it."""
@@ -142,7 +131,7 @@ class Packed:
     """
 
     codec: int
-    stored: Piece
+    stored: layout.Piece
     cut: int = 0
 
 
@@ -150,7 +139,7 @@ def pack(data: bytes) -> Packed:
     """Choose a codec and apply it; `unpack` gives exactly `data` again."""
     if len(data) >= PCM_BYTES_MIN and len(data) % 4 == 0:
         probe = _probe(data)
-        if _looks_like_pcm(probe):
+        if probe:
             cut = cut_of(SHUFFLE_4, len(data))
             packed = _pack_exact(data, probe) or Packed(SHUFFLE_4, _shuffle(data, 4), cut)
             stored, known = packed.stored, data
@@ -163,7 +152,7 @@ def pack(data: bytes) -> Packed:
     return Packed(RAW, data)
 
 
-def pack_flac(packed: Piece) -> Packed | None:
+def pack_flac(packed: layout.Piece) -> Packed | None:
     """Repack `packed`, a blob of codec 2, as FLAC; None where the samples would not be the same."""
     data = _unpack_exact(packed, 2 * (len(packed) - 1))
     values = None if data is None else _as_sixteen_bit(data, _DIVISORS[packed[0]])
@@ -180,25 +169,23 @@ def cut_of(codec: int, stored_len: int) -> int:
     return 1 + (stored_len - 1) // 2 if codec == EXACT_16 else 0
 
 
-def unpack(codec: int, stored: Piece, length: int) -> bytes:
+def unpack(codec: int, stored: layout.Piece, length: int) -> bytes:
     """Undo `pack`, to `length` bytes; `FormatError` if the codec or the lengths are wrong."""
     unpacker = _UNPACKERS.get(codec)
     data = unpacker(stored, length) if unpacker is not None else None
     if data is None or len(data) != length:
-        raise FormatError(f"a blob of {length} bytes is not what codec {codec} stored")
+        raise layout.FormatError(f"a blob of {length} bytes is not what codec {codec} stored")
     return data
 
 
 def _probe(data: bytes) -> bytes:
+    """Take runs of a blob that looks like PCM; empty for another."""
     step = max(_RUN_BYTES, len(data) // _PROBE_RUNS // 4 * 4)
     starts = range(0, len(data) - _RUN_BYTES + 1, step)
-    return b"".join([data[start : start + _RUN_BYTES] for start in starts])
-
-
-def _looks_like_pcm(probe: bytes) -> bool:
+    probe = b"".join([data[start : start + _RUN_BYTES] for start in starts])
     highest = probe[3::4]
     odd = highest.translate(None, _HIGHEST_BYTES)
-    return len(highest) - len(odd) >= _PROBE_SHARE_MIN * len(highest)
+    return probe if len(highest) - len(odd) >= _PROBE_SHARE_MIN * len(highest) else b""
 
 
 def _pack_exact(data: bytes, probe: bytes) -> Packed | None:
@@ -234,7 +221,7 @@ def _as_float(values: npt.NDArray[np.int16], divisor: float) -> bytes:
     return (values.astype("<f4") / np.float32(divisor)).tobytes()
 
 
-def _shuffle(data: bytes, width: int) -> Piece:
+def _shuffle(data: bytes, width: int) -> layout.Piece:
     """Gather the bytes of each significance; narrowing words is twice as fast as a transpose."""
     if len(data) <= SMALL_BYTES_MAX:
         return np.frombuffer(data, _U1).reshape(-1, width).T.tobytes()
@@ -245,11 +232,11 @@ def _shuffle(data: bytes, width: int) -> Piece:
     return planes.reshape(-1).data
 
 
-def _unpack_raw(stored: Piece, length: int) -> bytes | None:
+def _unpack_raw(stored: layout.Piece, length: int) -> bytes | None:
     return bytes(stored) if len(stored) == length else None
 
 
-def _unpack_shuffled(stored: Piece, length: int) -> bytes | None:
+def _unpack_shuffled(stored: layout.Piece, length: int) -> bytes | None:
     if not length or length % 4 or len(stored) != length:
         return None
     quarters = np.frombuffer(stored, np.uint8).reshape(4, -1)
@@ -261,7 +248,7 @@ def _unpack_shuffled(stored: Piece, length: int) -> bytes | None:
     return words.tobytes()
 
 
-def _unpack_exact(stored: Piece, length: int) -> bytes | None:
+def _unpack_exact(stored: layout.Piece, length: int) -> bytes | None:
     if not length or length % 4 or 2 * (len(stored) - 1) != length or stored[0] >= len(_DIVISORS):
         return None
     halves = np.frombuffer(stored, np.uint8, offset=1).reshape(2, -1)
@@ -272,7 +259,7 @@ def _unpack_exact(stored: Piece, length: int) -> bytes | None:
     return _as_float(np.cumsum(deltas, dtype="<i2"), _DIVISORS[stored[0]])
 
 
-def _unpack_flac(stored: Piece, length: int) -> bytes | None:
+def _unpack_flac(stored: layout.Piece, length: int) -> bytes | None:
     if length % 4 or len(stored) < 2 or stored[0] >= len(_DIVISORS):
         return None
     values = decode_flac(bytes(stored[1:]), length // 4)
@@ -287,7 +274,7 @@ def _join_halves(low: _Bytes, high: _Bytes) -> npt.NDArray[np.uint16]:
     return words
 
 
-_UNPACKERS: Final[dict[int, Callable[[Piece, int], bytes | None]]] = {
+_UNPACKERS: Final[dict[int, Callable[[layout.Piece, int], bytes | None]]] = {
     RAW: _unpack_raw,
     SHUFFLE_4: _unpack_shuffled,
     EXACT_16: _unpack_exact,
@@ -317,10 +304,35 @@ SplitPiece = str | Utf8Text | bytes
 
 
 def extract(text: str | Utf8Text) -> list[SplitPiece]:
-    """Split text into text of the same type and decoded base64 spans; `restore` undoes it."""
-    if isinstance(text, str):
-        return _split(text.encode("utf-8", "surrogatepass"), _to_text)
-    return _split(text.data, Utf8Text)
+    """Split text into text of the same type and decoded base64 spans; `restore` undoes it.
+
+    A span is a long stretch between quotes, without a data URL's start.
+    """
+    is_text = isinstance(text, str)
+    data = _utf8_of(text)
+    pieces: list[SplitPiece] = []
+    text_start = start = 0
+    for _ in range(QUOTES_MAX):
+        near = data.rfind(_QUOTE, start, start + SPAN_CHARS_MIN)
+        if near >= 0:  # skips short ones
+            start = near + 1
+            continue
+        end = data.find(_QUOTE, start + SPAN_CHARS_MIN)
+        if end < 0:
+            break
+        span_start = _after_label(data, start, end)
+        blob = decode_base64(memoryview(data)[span_start:end])
+        if blob is not None:
+            rest = data[text_start:span_start]
+            pieces += (rest.decode("utf-8", "surrogatepass") if is_text else Utf8Text(rest), blob)
+            text_start = end
+            if len(pieces) == 2 * SPANS_MAX:
+                break
+        start = end + 1
+    if text_start < len(data):
+        rest = data[text_start:]
+        pieces.append(rest.decode("utf-8", "surrogatepass") if is_text else Utf8Text(rest))
+    return pieces
 
 
 def restore(pieces: Iterable[str | bytes]) -> str:
@@ -330,47 +342,15 @@ def restore(pieces: Iterable[str | bytes]) -> str:
     )
 
 
-def _to_text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogatepass")
-
-
-def _split(data: bytes, text_of: Callable[[bytes], SplitPiece]) -> list[SplitPiece]:
-    pieces: list[SplitPiece] = []
-    text_start = 0
-    for start, end in _find_long_strings(data):
-        blob = decode_base64(memoryview(data)[start:end])
-        if blob is not None:
-            pieces += (text_of(data[text_start:start]), blob)
-            text_start = end
-            if len(pieces) == 2 * SPANS_MAX:
-                break
-    if text_start < len(data):
-        pieces.append(text_of(data[text_start:]))
-    return pieces
-
-
-def _find_long_strings(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield long stretches between quotes that may be base64, without a data URL's start."""
-    start = 0
-    for _ in range(QUOTES_MAX):
-        near = data.rfind(_QUOTE, start, start + SPAN_CHARS_MIN)
-        end = data.find(_QUOTE, start + SPAN_CHARS_MIN) if near < 0 else near  # skips short ones
-        if end < 0:
-            return
-        if near < 0:
-            yield _after_label(data, start, end), end
-        start = end + 1
-
-
 def _after_label(data: bytes, start: int, end: int) -> int:
     reach = min(end, start + _DATA_URL_CHARS_MAX * UTF8_BYTES_MAX)
     label = data.find(_DATA_URL, start, reach)
     after = label + len(_DATA_URL)
-    is_near = label >= 0 and len(_to_text(data[start:after])) <= _DATA_URL_CHARS_MAX
-    return after if is_near else start
+    chars = len(data[start:after].decode("utf-8", "surrogatepass")) if label >= 0 else 0
+    return after if 0 < chars <= _DATA_URL_CHARS_MAX else start
 
 
-def decode_base64(span: memoryview) -> bytes | None:
+def decode_base64(span: bytes | memoryview) -> bytes | None:
     """Decode canonical base64, or return None; only the last group can be non-canonical."""
     if len(span) < SPAN_CHARS_MIN or len(span) % _GROUP_CHARS:
         return None
@@ -379,6 +359,8 @@ def decode_base64(span: memoryview) -> bytes | None:
     except ValueError:
         return None
     whole = (len(span) // _GROUP_CHARS - 1) * _GROUP_BYTES
+    if len(blob) == whole + _GROUP_BYTES:
+        return blob
     tail = pybase64.b64encode(blob[whole:])  # of 5 characters or more, were whole wrong
     return blob if tail == span[-_GROUP_CHARS:] else None
 
@@ -397,7 +379,6 @@ Place: TypeAlias = tuple[int, int]
 """`(seq, index)` of a blob."""
 Find: TypeAlias = Callable[[bytes, Place], Sequence[int] | None]
 """Says where a blob is stored already, of which it may be a part; else it is stored at a place."""
-_Key: TypeAlias = tuple[int, bytes, bytes, bytes]
 
 
 @attrs.define
@@ -405,14 +386,15 @@ class BlobMemory:
     """Recent blobs and where they are stored; of blobs with equal probes, the last."""
 
     bytes_max: int = REMEMBERED_BYTES
-    _kept: OrderedDict[_Key, tuple[bytes, Place]] = attrs.field(factory=OrderedDict, init=False)
+    _kept: OrderedDict[object, tuple[bytes, Place]] = attrs.field(factory=OrderedDict, init=False)
     _kept_bytes: int = attrs.field(default=0, init=False)
 
     def find_or_keep(self, blob: bytes, place: Place) -> Place | None:
         """Return where an equal blob is stored, or None and remember it at `place`."""
         if len(blob) < REFERENCE_BYTES_MIN:
             return None
-        key = _key_of(blob)
+        size, middle = _PROBE_BYTES, len(blob) // 2
+        key = len(blob), blob[:size], blob[middle : middle + size], blob[-size:]
         found = self._kept.pop(key, None)
         if found is not None and found[0] == blob:
             self._kept[key] = found
@@ -423,16 +405,6 @@ class BlobMemory:
             _, (dropped, _) = self._kept.popitem(last=False)
             self._kept_bytes -= len(dropped)
         return None
-
-
-def _key_of(blob: bytes) -> _Key:
-    middle = len(blob) // 2
-    return (
-        len(blob),
-        blob[:_PROBE_BYTES],
-        blob[middle : middle + _PROBE_BYTES],
-        blob[-_PROBE_BYTES:],
-    )
 
 
 # -- runs of small frames --------------------------------------------------------------------------
@@ -450,26 +422,30 @@ _BETWEEN: Final = RECORD_NAMES[DetectSpeech]
 """The effect that may follow each small frame, and does not end a run."""
 
 
-def runs(records: Iterable[layout.Record]) -> Iterator[list[layout.Record]]:
+def runs(records: Iterable[layout.Record]) -> list[list[layout.Record]]:
     """Join records of small frames that follow each other; all others stand by themselves."""
-    run, run_bytes = list[layout.Record](), 0
+    found, run, run_bytes = list[list[layout.Record]](), list[layout.Record](), 0
     for record in records:
-        fields, size, is_small = record.fields, layout.RECORD_OVERHEAD_BYTES, False
-        if record.kind == "rx" and isinstance(frame := fields.get("frame"), str):
+        kind, fields, size, is_small = (
+            record.kind,
+            record.fields,
+            layout.RECORD_OVERHEAD_BYTES,
+            False,
+        )
+        if kind == "rx" and isinstance(frame := fields.get("frame"), str):
             is_small = len(frame) <= FRAME_CHARS_MAX and fields.keys() == _PLAIN
             size += len(frame)
-        is_between = record.kind == "effect" and fields.get("type") == _BETWEEN
+        is_between = kind == "effect" and fields.get("type") == _BETWEEN
         is_full = run_bytes + size > RUN_BYTES_MAX or len(run) == RECORDS_MAX
         if run and (is_full or not (is_small or is_between)):
-            yield run
             run, run_bytes = [], 0
-        if is_small or (run and is_between):
+        if run:
             run.append(record)
-            run_bytes += size
         else:
-            yield [record]
-    if run:
-        yield run
+            found.append([record])
+            run = found[-1] if is_small else run
+        run_bytes += size if run else 0
+    return found
 
 
 # -- records ---------------------------------------------------------------------------------------
@@ -523,34 +499,56 @@ class RecordEncoder:
         """Forget all blobs, so that later records stand without earlier ones."""
         self._memory = BlobMemory(self.memory_bytes_max)
 
-    def encode(self, record: layout.Record) -> Framed:
-        """Encode a record; `RecordInvalid` if a value is not JSON or bytes, or it is too large."""
-        find, frame, split = self._memory.find_or_keep, record.fields.get("frame"), None
-        if record.kind in layout.FRAME_KINDS and frame is not None:
-            chars_max = min(layout.TEXT_CHARS_INLINE, self.frame_bytes_max // UTF8_BYTES_MAX)
-            split = extract(frame) if type(frame) is str and len(frame) <= chars_max else None
-            if split is None or len(split) > 1:
-                return self._encode(record, find, split)
+    def encode(
+        self,
+        record: layout.Record,
+        find: Find | None = None,
+        split: Sequence[SplitPiece] = (),
+        whole: bytes = b"",
+    ) -> Framed:
+        """Encode a record; `RecordInvalid` if a value is not JSON or bytes, or it is too large.
+
+        Of a record in a run: `find` knows its blobs, `split` is its frame, `whole` a blob to store.
+        """
+        find, fields, parts = find or self._memory.find_or_keep, record.fields, list[bytes]()
+        frame = fields.get("frame") if record.kind in layout.FRAME_KINDS else None
+        if frame is not None:
+            if type(frame) is not str or len(frame) > self.frame_bytes_max // UTF8_BYTES_MAX:
+                return self._encode(record, find, split, whole)
+            split = split or extract(frame)
+            if len(split) > 1:
+                texts = list[layout.Value]()
+                for piece in split:
+                    if isinstance(piece, bytes):
+                        texts.append(len(parts) + bool(whole))
+                        parts.append(piece)
+                    else:
+                        texts.append(cast("str", piece))
+                fields = {**fields, "frame": {layout.TEXT: texts}}
         blobs: list[bytes] = []
 
         def blob_of(value: object) -> dict[str, int]:
             if type(value) is not bytes:
                 raise TypeError
             blobs.append(value)
-            return {layout.BLOB: 0}
+            return {layout.BLOB: int(bool(whole))}
 
         try:  # most hold little but numbers, words and one blob: one call writes them
-            fields = orjson.dumps(record.fields, blob_of, _OPTIONS)
+            text = orjson.dumps(fields, blob_of, _OPTIONS)
         except orjson.JSONEncodeError:
-            return self._encode(record, find, split)
-        has_more = b"null" in fields or len(fields) > layout.TEXT_CHARS_INLINE  # a NaN, a long text
-        depth_max, ours = fields.count(b"{") + fields.count(b"["), fields.count(b'"$')
-        if has_more or depth_max > layout.NESTING_MAX or not ours == len(blobs) <= 1:
-            return self._encode(record, find, split)
-        packer = _Packer(record.seq, find, self.packs_samples)
-        for blob in blobs:
+            return self._encode(record, find, split, whole)
+        has_more = b"null" in text or len(text) > layout.TEXT_CHARS_INLINE  # a NaN, a long text
+        depth_max, ours = text.count(b"{") + text.count(b"["), text.count(b'"$')
+        is_simple = ours == len(blobs) + bool(parts) <= 1
+        if has_more or depth_max > layout.NESTING_MAX or not is_simple:
+            return self._encode(record, find, split, whole)
+        if not (parts or blobs or whole):
+            return _framed(record, text)
+        packer = _Packer(record.seq, find, self.packs_samples, whole)
+        for blob in parts or blobs:
             packer.add(blob)
-        return _framed(record, packer, fields)
+        packer.has_samples |= any(len(blob) > SMALL_BYTES_MAX for blob in parts)
+        return _framed(record, text, packer)
 
     def encode_run(self, records: Sequence[layout.Record]) -> list[Framed]:
         """Encode a run of small frames (`runs`), raises as `encode`.
@@ -561,81 +559,95 @@ class RecordEncoder:
         frames = [cast("str", it.fields["frame"]) for it in records if it.kind == "rx"]
         first, seq = extract(frames[0]), records[0].seq
         like = first if len(frames[0]) <= self.frame_bytes_max else ()
-        split = [first, *(_split_as(like, frame) or extract(frame) for frame in frames[1:])]
+        split = [first, *[_split_as(like, frame) or extract(frame) for frame in frames[1:]]]
         alike = _alike(split)
         starts = zip(alike, accumulate(map(len, alike), initial=0), strict=False)
         places = {id(it): (seq, 0, start, len(it)) for it, start in starts}
         find: Find = (lambda blob, _: places.get(id(blob))) if alike else self._memory.find_or_keep
-        framed, fields = [self._encode(records[0], find, first, b"".join(alike))], b""
-        splits = iter(split[1:])
+        framed = [self.encode(records[0], find=find, split=first, whole=b"".join(alike))]
+        splits, header_of, cost = iter(split[1:]), b"", 0
         for record in records[1:]:
             pieces = next(splits) if record.kind == "rx" else ()
             if not pieces:
                 framed.append(self.encode(record))
             elif type(pieces) is not tuple or not alike or len(pieces[1]) != len(alike[0]):
-                framed.append(self._encode(record, find, pieces))
+                framed.append(self.encode(record, find=find, split=pieces))
             else:
-                text = {layout.TEXT: [pieces[0], 0, pieces[2]]}
-                fields = fields or to_json(record, {**record.fields, "frame": text})
-                header = header_json(record, [places[id(pieces[1])]], fields)
-                start, cost = layout.frame_record(header, 0), header_cost(header) + len(pieces[1])
-                framed.append(Framed([start], len(start), cost, False))
+                place = places[id(pieces[1])]
+                if not header_of:
+                    text = {layout.TEXT: [pieces[0], 0, pieces[2]]}
+                    fields = to_json(record, {**record.fields, "frame": text})
+                    header_of = _PART_HEADER % (seq, place[3], fields.replace(b"%", b"%%"))
+                    cost = layout.header_cost(header_of) - len(header_of) + len(pieces[1])
+                header = header_of % (record.at_ns, place[2], record.seq)
+                start = layout.FRAMING.pack(len(header), 0) + header
+                framed.append(Framed([start], len(start), cost + len(header), False))
         return framed
 
     def _encode(
-        self,
-        record: layout.Record,
-        find: Find,
-        split: Sequence[SplitPiece] | None = None,
-        whole: bytes = b"",
+        self, record: layout.Record, find: Find, split: Sequence[SplitPiece], whole: bytes
     ) -> Framed:
-        """Encode any record; in a run with its `split` frame, and a blob to store."""
-        fields, packer = record.fields, _Packer(record.seq, find, self.packs_samples)
-        if whole:
-            packer.keep(whole)
-            packer.has_samples |= len(whole) > SMALL_BYTES_MAX
+        """Encode any record, value by value; the arguments are those of `encode`."""
+        fields, packer = record.fields, _Packer(record.seq, find, self.packs_samples, whole)
         frame = fields.get("frame") if record.kind in layout.FRAME_KINDS else None
         if isinstance(frame, (str, bytes, Utf8Text)):
             rest = {key: value for key, value in fields.items() if key != "frame"}
             kept, cut = _cut_frame(frame, self.frame_bytes_max)
             if cut and layout.FRAME_CUT in rest:
-                raise RecordInvalid(
-                    f"record {record.seq} sets the field {layout.FRAME_CUT!r} itself"
-                )
+                name = layout.FRAME_CUT
+                raise layout.RecordInvalid(f"record {record.seq} sets the field {name!r} itself")
             packed = packer.pack_mapping({**rest, layout.FRAME_CUT: cut} if cut else rest, 0)
-            packed["frame"] = packer.pack_frame(kept, None if cut else split)
+            packed["frame"] = packer.pack_frame(kept, () if cut else split)
         else:
             packed = packer.pack_mapping(fields, 0)
-        return _framed(record, packer, to_json(record, packed))
+        return _framed(record, to_json(record, packed), packer)
 
 
-def _framed(record: layout.Record, packer: _Packer, fields: bytes) -> Framed:
+HEADER: Final = b'{"at_ns":%d,"blobs":%b,"fields":%b,"kind":"%b","seq":%d,"version":%d}'
+"""A record's header around its fields, which are JSON already."""
+_PART_HEADER: Final = (
+    b'{"at_ns":%%%%d,"blobs":[[%%d,0,%%%%d,%%d]],"fields":%%b,"kind":"rx","seq":%%%%d,"version":%d}'
+    % layout.RECORD_VERSIONS["rx"]
+)
+"""That of a frame in a run, whose time, start in the blob and `seq` are still to be filled in."""
+
+
+def _framed(record: layout.Record, fields: bytes, packer: _Packer | None = None) -> Framed:
     """Frame a record whose fields are JSON; `RecordInvalid` if it is too large."""
-    kind, header = record.kind, header_json(record, packer.table, fields)
-    values = count_values(header)
-    if len(header) > layout.HEADER_BYTES_MAX or values > layout.HEADER_VALUES_MAX:
-        found = f"{kind} {record.seq} has a header of {len(header)} bytes and {values} values"
+    kind, table, area_bytes, unpacked = record.kind, b"[]", 0, 0
+    if packer is not None:
+        table, area_bytes = orjson.dumps(packer.table), packer.area_bytes
+        unpacked = packer.unpacked_bytes
+    version = layout.RECORD_VERSIONS[kind]
+    header = HEADER % (record.at_ns, table, fields, kind.encode(), record.seq, version)
+    header_bytes = len(header)
+    values = header_bytes - len(header.translate(None, layout.VALUE_MARKS))
+    if header_bytes > layout.HEADER_BYTES_MAX or values > layout.HEADER_VALUES_MAX:
+        found = f"{kind} {record.seq} has a header of {header_bytes} bytes and {values} values"
         bytes_max, values_max = layout.HEADER_BYTES_MAX, layout.HEADER_VALUES_MAX
-        raise RecordInvalid(f"{found}, at most {bytes_max} and {values_max}")
-    packer.area[0] = start = layout.frame_record(header, packer.area_bytes)
-    size, unpacked = len(start) + packer.area_bytes, packer.unpacked_bytes
+        raise layout.RecordInvalid(f"{found}, at most {bytes_max} and {values_max}")
+    start = layout.FRAMING.pack(header_bytes, area_bytes) + header
+    cost = layout.RECORD_COST + layout.VALUE_COST * values + header_bytes + unpacked
+    if packer is None:
+        return Framed([start], len(start), cost, False)
+    size, packer.area[0] = len(start) + area_bytes, start
     if size > layout.RECORD_BYTES_MAX:
-        raise RecordInvalid(f"{kind} of {size}, at most {layout.RECORD_BYTES_MAX} bytes")
+        raise layout.RecordInvalid(f"{kind} of {size}, at most {layout.RECORD_BYTES_MAX} bytes")
     if unpacked > (bytes_max := layout.UNPACKED_BYTES_MAX):
-        raise RecordInvalid(f"{kind} unpacks to {unpacked}, at most {bytes_max} bytes")
-    cost = RECORD_COST + VALUE_COST * values + len(header) + unpacked
+        raise layout.RecordInvalid(f"{kind} unpacks to {unpacked}, at most {bytes_max} bytes")
     return Framed(packer.area, size, cost, packer.has_samples)
 
 
 def _split_as(first: Sequence[SplitPiece], frame: str) -> tuple[str, bytes, str] | None:
     """Split a frame with the same short text around its sound as the first; else None."""
-    if len(first) != 3 or not frame.isascii():
+    if len(first) != 3:
         return None
     head, _, tail = cast("tuple[str, bytes, str]", first)
     is_same = frame.startswith(head) and frame.endswith(tail)
     if not is_same or max(len(head), len(tail)) > layout.TEXT_CHARS_INLINE:
         return None
-    sound = decode_base64(memoryview(frame.encode())[len(head) : len(frame) - len(tail)])
+    span = frame[len(head) : len(frame) - len(tail)]
+    sound = decode_base64(span.encode("utf-8", "surrogatepass"))
     return None if sound is None else (head, sound, tail)
 
 
@@ -644,18 +656,6 @@ def _alike(split: Sequence[Sequence[SplitPiece]]) -> list[bytes]:
     blobs = [piece for pieces in split for piece in pieces if isinstance(piece, bytes)]
     alike = [blob for blob in blobs if len(blob) == len(blobs[0])]
     return alike if len(alike) > 1 else []
-
-
-_HEADER: Final = b'{"at_ns":%d,"blobs":%b,"fields":%b,"kind":"%b","seq":%d,"version":%d}'
-
-
-def header_json(
-    record: layout.Record, blobs: Sequence[Sequence[int]], fields: bytes, version: int = 0
-) -> bytes:
-    """Write a record's header around its fields, which are JSON already; of our version if 0."""
-    kind, version = record.kind, version or layout.RECORD_VERSIONS[record.kind]
-    table = orjson.dumps(blobs) if blobs else b"[]"
-    return _HEADER % (record.at_ns, table, fields, kind.encode(), record.seq, version)
 
 
 def to_json(record: layout.Record, fields: object) -> bytes:
@@ -670,7 +670,7 @@ def to_json(record: layout.Record, fields: object) -> bytes:
         )
         return text.encode()
     except ValueError as error:  # an int of thousands of digits, a surrogate in a key
-        raise RecordInvalid(f"{record.kind} {record.seq} is not JSON: {error}") from error
+        raise layout.RecordInvalid(f"{record.kind} {record.seq} is not JSON: {error}") from error
 
 
 def _cut_frame(
@@ -685,7 +685,10 @@ def _cut_frame(
         return frame, None
     digest = hashlib.blake2b(whole, digest_size=16).hexdigest()
     kept = min(FRAME_BYTES_KEPT, bytes_max)
-    start = _start_of(frame, kept) if isinstance(frame, Utf8Text) else frame[:kept]
+    if isinstance(frame, Utf8Text):
+        start: str | bytes = frame.data[: kept * UTF8_BYTES_MAX].decode(errors="ignore")[:kept]
+    else:
+        start = frame[:kept]
     is_text = not isinstance(frame, bytes)
     return start, {"bytes": len(whole), "blake2b": digest, "is_text": is_text}
 
@@ -693,20 +696,21 @@ def _cut_frame(
 class _Packer:
     """Converts one record's values to JSON, and collects its blobs, behind room for its header."""
 
-    def __init__(self, seq: int, find: Find, packs_samples: bool) -> None:
+    def __init__(self, seq: int, find: Find, packs_samples: bool, whole: bytes) -> None:
         self.seq, self.find, self.packs_samples = seq, find, packs_samples
         self.table: list[list[int]] = []
         self.area: list[layout.Piece] = [b""]
         self.area_bytes = self.unpacked_bytes = 0
         self.has_samples = False
         self._inline_left = FRAME_CHARS_INLINE
+        if whole:
+            self.keep(whole)
+            self.has_samples |= len(whole) > SMALL_BYTES_MAX
 
-    def pack_frame(
-        self, frame: str | bytes | Utf8Text, split: Sequence[SplitPiece] | None
-    ) -> _Json:
+    def pack_frame(self, frame: str | bytes | Utf8Text, split: Sequence[SplitPiece]) -> _Json:
         if isinstance(frame, bytes) or (isinstance(frame, str) and not _is_utf8(frame)):
             return self._pack(frame, 0)
-        pieces = extract(frame) if split is None else split
+        pieces = split or extract(frame)
         if len(pieces) < 2 and (short := _short_text(frame)) is not None:
             return short
         return {layout.TEXT: [self._pack_piece(piece) for piece in pieces]}
@@ -725,7 +729,7 @@ class _Packer:
         packed: dict[str, Any] = {}
         for key, item in value.items():
             if not isinstance(key, str):
-                raise RecordInvalid(f"record {self.seq} has the key {key!r}, not text")
+                raise layout.RecordInvalid(f"record {self.seq} has the key {key!r}, not text")
             name = layout.RESERVED + key if key[:1] == layout.RESERVED else key
             packed[name] = self._pack(item, depth + 1)
         return packed
@@ -739,17 +743,17 @@ class _Packer:
             return value
         if isinstance(value, float):
             if not math.isfinite(value):
-                raise RecordInvalid(f"record {self.seq} holds {value}, which JSON does not")
+                raise layout.RecordInvalid(f"record {self.seq} holds {value}, which JSON does not")
             return value
         if isinstance(value, bytes):
             return {layout.BLOB: self.add(value)}
         if depth > layout.NESTING_MAX:
-            raise RecordInvalid(f"record {self.seq} nests deeper than {layout.NESTING_MAX}")
+            raise layout.RecordInvalid(f"record {self.seq} nests deeper than {layout.NESTING_MAX}")
         if isinstance(value, (list, tuple)):
             return [self._pack(item, depth + 1) for item in value]
         if isinstance(value, (dict, Mapping)):  # checking only the ABC is slow
             return self.pack_mapping(value, depth)
-        raise RecordInvalid(f"record {self.seq} holds a {type(value).__name__}")
+        raise layout.RecordInvalid(f"record {self.seq} holds a {type(value).__name__}")
 
     def add(self, blob: bytes) -> int:
         """Store a blob or a reference to it; return its index in the table."""
@@ -781,10 +785,6 @@ def _is_utf8(text: str) -> bool:
         return text.isascii() or text.encode() != b""
     except UnicodeEncodeError:
         return False
-
-
-def _start_of(text: Utf8Text, chars: int) -> str:
-    return text.data[: chars * UTF8_BYTES_MAX].decode(errors="ignore")[:chars]
 
 
 def _short_text(text: str | Utf8Text) -> str | None:

@@ -182,7 +182,7 @@ FLAGS_KNOWN: Final = FLAG_HEAD_COPY | FLAG_STUFFED
 _PREAMBLE: Final = struct.Struct("<II")
 _FIELDS: Final = struct.Struct("<4sBBHQQIIII")
 _CRC: Final = struct.Struct("<I")
-_FRAMING: Final = struct.Struct("<II")
+FRAMING: Final = struct.Struct("<II")
 
 CONTENT_BYTES: Final = _FIELDS.size + CHAIN_BYTES + _CRC.size
 HEADER_BYTES: Final = _PREAMBLE.size + CONTENT_BYTES
@@ -292,7 +292,7 @@ def _check_limits(header: BlockHeader) -> None:
         raise FormatError(f"compressed length {header.compressed_len} is out of range")
     if header.uncompressed_len > PAYLOAD_BYTES_MAX:
         raise FormatError(f"payload length {header.uncompressed_len} is out of range")
-    if not 1 <= header.n_records <= min(RECORDS_MAX, header.uncompressed_len // _FRAMING.size):
+    if not 1 <= header.n_records <= min(RECORDS_MAX, header.uncompressed_len // FRAMING.size):
         raise FormatError(f"{header.n_records} records cannot fit the payload")
     shared_bytes = header.uncompressed_len - HEAD_BYTES_MAX * header.has_head_copy
     if shared_bytes > SHARED_BYTES_MAX and header.n_records - header.has_head_copy > 1:
@@ -313,7 +313,7 @@ def unstuff(payload: bytes) -> bytes:
 
 def frame_record(header: bytes, blob_bytes: int) -> bytes:
     """Start one record: two lengths and its JSON header; `blob_bytes` of blobs must follow."""
-    return _FRAMING.pack(len(header), blob_bytes) + header
+    return FRAMING.pack(len(header), blob_bytes) + header
 
 
 def split_records(payload: Piece, n_records: int) -> Iterator[tuple[bytes, memoryview]]:
@@ -321,10 +321,10 @@ def split_records(payload: Piece, n_records: int) -> Iterator[tuple[bytes, memor
     view = memoryview(payload)
     at = 0
     for _ in range(n_records):
-        if at + _FRAMING.size > len(payload):
+        if at + FRAMING.size > len(payload):
             raise FormatError("the payload ends inside a record's framing")
-        header_len, blob_len = _FRAMING.unpack_from(payload, at)
-        at += _FRAMING.size
+        header_len, blob_len = FRAMING.unpack_from(payload, at)
+        at += FRAMING.size
         if header_len > HEADER_BYTES_MAX:
             raise FormatError(f"a header of {header_len} bytes, at most {HEADER_BYTES_MAX}")
         end = at + header_len + blob_len
@@ -484,7 +484,9 @@ def size_bytes(value: Value) -> int:
     size, left = 0, list[Any]((value,))
     for each in left:
         kind = type(each)
-        if kind in _NUMBERS:
+        if kind is str:
+            size += len(each)
+        elif kind in _NUMBERS:
             size += 8
         elif isinstance(each, (str, bytes, Utf8Text)):
             size += len(each)
@@ -544,6 +546,8 @@ RECORD_COST: Final = 8 << 10
 """Parsing a record without fields takes as long as handling this many bytes of a blob."""
 VALUE_COST: Final = 64
 """The same for a JSON value; also about its size in memory."""
+VALUE_MARKS: Final = b",:[{"
+"""What stands before each JSON value."""
 
 
 class Expansion:
@@ -584,7 +588,7 @@ def header_cost(header: bytes) -> int:
 
 def count_values(header: bytes) -> int:
     """Count separators of JSON values, those in strings too: an upper bound of the values."""
-    return len(header) - len(header.translate(None, b",:[{"))
+    return len(header) - len(header.translate(None, VALUE_MARKS))
 
 
 def check_values(header: bytes) -> None:

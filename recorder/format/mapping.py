@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any, Final, TypeVar, get_args
 
 import attrs
@@ -89,7 +90,8 @@ class MappingError(ValueError):
 
 def event_record(event: ev.Event) -> tuple[str, dict[str, Value]]:
     """Return the kind of an event's record, and its plain fields with `type`, without `at_ns`."""
-    cls, fields = type(event), plain_of(event)
+    cls = type(event)
+    fields = _writer_of(cls)(event)
     fields["type"] = RECORD_NAMES[cls]
     return KINDS.get(cls, "event"), fields
 
@@ -127,8 +129,9 @@ def effect_record(effect: ef.Effect, hashes: Hashes | None = None) -> tuple[str,
     hash_of = digest if hashes is None else hashes.of
     if hashes is not None and isinstance(effect, ef.DecodeMedia) and effect.kind == "jpeg":
         hash_of = hashes.keep
-    fields = _all_hashed(plain_of(effect), hash_of)
-    fields["type"] = RECORD_NAMES[type(effect)]
+    cls = type(effect)
+    fields = _all_hashed(_writer_of(cls)(effect), hash_of)
+    fields["type"] = RECORD_NAMES[cls]
     return "effect", fields
 
 
@@ -150,8 +153,7 @@ def effect_of(fields: Fields) -> ef.Effect:
 
 def plain_of(instance: attrs.AttrsInstance) -> dict[str, Value]:
     """Return the plain fields of any value of a record."""
-    plain: dict[str, Value] = _CONVERTER.unstructure(instance)
-    return plain
+    return _writer_of(type(instance))(instance)
 
 
 def value_of(cls: type[T], fields: Fields) -> T:
@@ -256,6 +258,10 @@ def _make_converter() -> Converter:
 
 
 _CONVERTER: Final = _make_converter()
+_writer_of: Final[Callable[[type], Callable[[Any], dict[str, Value]]]] = cache(
+    _CONVERTER.get_unstructure_hook
+)
+"""Returns what writes the instances of a class."""
 
 
 # -- the steps of a session ------------------------------------------------------------------------

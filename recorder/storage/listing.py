@@ -32,20 +32,7 @@ import orjson
 
 from protocol.values.records import derive_id
 
-from ..format.format import (
-    BLOCK_BYTES,
-    HEAD_BYTES_MAX,
-    HEADER_BYTES,
-    MARK,
-    MIB,
-    Expansion,
-    Fields,
-    FormatError,
-    Record,
-    RecorderError,
-    Value,
-    unpack_header,
-)
+from ..format import format as layout
 from ..read.reader import end_of_blocks, find_head, records_of, unit_index
 from ..read.scan import Source, load_block
 from ..write.files import FILE_MODE
@@ -58,15 +45,15 @@ from .store import INDEX_NAME, LogInfo, Logs, Store, prepare
 State = Literal["open", "finished", "crashed", "unreadable"]
 """`open`: being written; `crashed`: its writer died, or its disk failed, before its end."""
 
-START_BYTES: Final = HEAD_BYTES_MAX + BLOCK_BYTES
+START_BYTES: Final = layout.HEAD_BYTES_MAX + layout.BLOCK_BYTES
 """The first block, and usually the second: the session record and its copy."""
-ENDS_COST_MAX: Final = 16 * MIB
+ENDS_COST_MAX: Final = 16 * layout.MIB
 """Expansion limit of either end: 0.1 s of work, four times the largest session record."""
 TRIES_MAX: Final = 64
 """Invalid blocks skipped at either end: a crash damages one or two, a bad disk some."""
 FIN_BYTES: Final = 8 << 10
 """`fin` and its header take some hundred bytes."""
-TAIL_BYTES: Final = BLOCK_BYTES + MIB // 8
+TAIL_BYTES: Final = layout.BLOCK_BYTES + layout.MIB // 8
 """A block is usually smaller than `BLOCK_BYTES`, so the last complete one is in here."""
 TEXT_CHARS_MAX: Final = 256
 """Names of modes, dialects, keys and reasons are shorter, and usually a model's folder is."""
@@ -138,7 +125,7 @@ def summarize(info: LogInfo) -> Summary:
         if last is not None and last[0].kind == "fin":  # the only record of its block
             return _with_fin(known, last[0])
         return _with_tail(known, source, ends)
-    except RecorderError:
+    except layout.RecorderError:
         return known
     finally:
         source.close()
@@ -159,24 +146,24 @@ def whole_bytes(source: Source) -> int:
     size = source.size()
     end = size
     while end > 0:
-        start = max(0, end - MIB)
-        data = source.read(start, min(size, end + HEADER_BYTES) - start)
-        found = data.rfind(MARK, 0, end - start + len(MARK) - 1)
+        start = max(0, end - layout.MIB)
+        data = source.read(start, min(size, end + layout.HEADER_BYTES) - start)
+        found = data.rfind(layout.MARK, 0, end - start + len(layout.MARK) - 1)
         while found >= 0:
             offset = start + found
             try:
-                header = unpack_header(data[found : found + HEADER_BYTES])
-            except FormatError:
-                found = data.rfind(MARK, 0, found)  # truncated in its header
+                header = layout.unpack_header(data[found : found + layout.HEADER_BYTES])
+            except layout.FormatError:
+                found = data.rfind(layout.MARK, 0, found)  # truncated in its header
                 continue
-            after = offset + HEADER_BYTES + header.compressed_len
+            after = offset + layout.HEADER_BYTES + header.compressed_len
             return after if after <= size else offset
         end = start
     return 0
 
 
-def _ends_expansion() -> Expansion:
-    return Expansion(int, allowance=ENDS_COST_MAX)
+def _ends_expansion() -> layout.Expansion:
+    return layout.Expansion(int, allowance=ENDS_COST_MAX)
 
 
 # -- the head --------------------------------------------------------------------------------------
@@ -193,9 +180,9 @@ class _Start:
         return self.log.read(offset, min(count, max(0, START_BYTES - offset)))
 
 
-def _with_head(known: Summary, fields: Fields) -> Summary:
+def _with_head(known: Summary, fields: layout.Fields) -> Summary:
     found = fields.get("config")
-    config: Fields = found if isinstance(found, dict) else {}
+    config: layout.Fields = found if isinstance(found, dict) else {}
     began_ms = _count(fields.get("wall_ms"))
     named: dict[str, Any] = {name: _text(config.get(name)) for name in ("mode", "model")}
     return attrs.evolve(
@@ -207,19 +194,19 @@ def _with_head(known: Summary, fields: Fields) -> Summary:
     )
 
 
-def session_id_in(head: Fields) -> str | None:
+def session_id_in(head: layout.Fields) -> str | None:
     """Return the session id in a head's fields, if it is a short text."""
     return _text(head.get("session_id"))
 
 
-def _text(value: Value) -> str | None:
+def _text(value: layout.Value) -> str | None:
     """Accept a short text that is safe on any terminal."""
     if isinstance(value, str) and len(value) <= TEXT_CHARS_MAX and value.isprintable():
         return value
     return None
 
 
-def _count(value: Value) -> int | None:
+def _count(value: layout.Value) -> int | None:
     """Accept a count of up to 63 bits, the range of the index."""
     return value if type(value) is int and 0 <= value < 1 << 63 else None
 
@@ -227,25 +214,27 @@ def _count(value: Value) -> int | None:
 # -- the tail --------------------------------------------------------------------------------------
 
 
-def _last_blocks(source: Source, window_bytes: int, expansion: Expansion) -> Iterator[list[Record]]:
+def _last_blocks(
+    source: Source, window_bytes: int, expansion: layout.Expansion
+) -> Iterator[list[layout.Record]]:
     """Yield the records of blocks in a log's last bytes, last block first; blobs unresolved."""
     end = end_of_blocks(source)
     start = max(0, end - window_bytes)
     data = source.read(start, end - start)
-    found, tries = data.rfind(MARK), 0
+    found, tries = data.rfind(layout.MARK), 0
     while found >= 0 and tries < TRIES_MAX:
         try:
             records = list(records_of(load_block(source, start + found, expansion), expansion))
-        except FormatError:  # damaged or incomplete
+        except layout.FormatError:  # damaged or incomplete
             records = []
         if records:
             yield records
         else:
             tries += 1
-        found = data.rfind(MARK, 0, found)
+        found = data.rfind(layout.MARK, 0, found)
 
 
-def _with_fin(known: Summary, fin: Record) -> Summary:
+def _with_fin(known: Summary, fin: layout.Record) -> Summary:
     fields = fin.fields
     found: dict[str, Any] = {name: _text(fields.get(name)) for name in ("dialect", "reason")}
     found |= {name: _count(fields.get(name)) for name in ("units", "turns", "chunks")}
@@ -253,7 +242,7 @@ def _with_fin(known: Summary, fin: Record) -> Summary:
     return attrs.evolve(known, state="finished", duration_ms=duration_ms, **found)
 
 
-def _with_tail(known: Summary, source: Source, expansion: Expansion) -> Summary:
+def _with_tail(known: Summary, source: Source, expansion: layout.Expansion) -> Summary:
     """Fill in from the last records, back to the last unit's."""
     known = attrs.evolve(known, state="crashed")
     for records in _last_blocks(source, TAIL_BYTES, expansion):
@@ -292,7 +281,7 @@ CREATE INDEX digests ON logs (modified_ns, length(digest)) WHERE digest IS NOT N
 """
 DIGEST_BYTES_MAX: Final = 256 * 1024
 """Of a digest that is kept: hours of speech."""
-DIGESTS_BYTES_MAX: Final = 256 * MIB
+DIGESTS_BYTES_MAX: Final = 256 * layout.MIB
 """Of all: 50,000 conversations of some minutes."""
 DROPPED_DIGESTS: Final = 100
 """Digests of the oldest logs that make room at once."""

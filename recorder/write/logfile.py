@@ -18,7 +18,7 @@ import errno
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -28,19 +28,12 @@ import zstandard
 
 from ..format import format as layout
 from ..format.encoding import Framed, RecordEncoder, runs
-from ..format.format import (
-    BLOCK_BYTES,
-    HEAD_BYTES_MAX,
-    LogMisuse,
-    Record,
-    RecordInvalid,
-    Value,
-    frame_bytes_min,
-)
 from .files import Directories, Disk
 
 T = TypeVar("T")
 
+_framed_bytes: Final = attrgetter("framed_bytes")
+_kind: Final = attrgetter("kind")
 _ROOM: Final = bytes(layout.HEADER_BYTES)
 LEVEL: Final = 3
 """zstd level for text in a live log."""
@@ -113,18 +106,18 @@ class Compressor:
             block = min(map(_at_once, made), key=len)
         else:
             block = _with_room([self._text.compress(runs[0])])
-        if len(block) - layout.HEADER_BYTES < frame_bytes_min(size + cost):
+        if len(block) - layout.HEADER_BYTES < layout.frame_bytes_min(size + cost):
             block = _compress_long(self._text, b"".join(runs), cost)
         if not _has_mark(block):
             return Frame(block, size, is_stuffed=False)
         stuffed = layout.stuff(b"".join(runs))
         for level in (LEVEL, *LEVELS_INSTEAD):
             block = yield from _in_steps(_zstd(level), [stuffed], len(stuffed), is_apart=False)
-            if len(block) - layout.HEADER_BYTES < frame_bytes_min(len(stuffed) + cost):
+            if len(block) - layout.HEADER_BYTES < layout.frame_bytes_min(len(stuffed) + cost):
                 block = _compress_long(_zstd(level), stuffed, cost)
             if not _has_mark(block):
                 return Frame(block, len(stuffed), is_stuffed=True)
-        raise RecordInvalid("no level of zstd gives a frame without the block mark")
+        raise layout.RecordInvalid("no level of zstd gives a frame without the block mark")
 
 
 def _at_once(steps: Generator[int, None, T]) -> T:
@@ -139,7 +132,7 @@ def _at_once(steps: Generator[int, None, T]) -> T:
 
 def _compress_long(compressor: zstandard.ZstdCompressor, payload: bytes, cost: int) -> bytearray:
     """Compress a payload whose frame would be too short, in enough zstd blocks to lengthen it."""
-    blocks = -(-frame_bytes_min(len(payload) + cost) // ZSTD_BLOCK_BYTES_MIN)
+    blocks = -(-layout.frame_bytes_min(len(payload) + cost) // ZSTD_BLOCK_BYTES_MIN)
     step = max(1, len(payload) // blocks)
     runs = (payload[at : at + step] for at in range(0, len(payload), step))
     return _at_once(_in_steps(compressor, runs, len(payload), is_apart=True))
@@ -204,32 +197,16 @@ FIN_FIELDS: Final = frozenset({"blocks", "chain", "counts"})
 
 @attrs.define(kw_only=True)
 class Batch:
-    """Encoded records that share a block, from `first` to `last_seq`.
+    """Encoded records that share a block.
 
     Attributes:
-        kinds: those of the records.
         payload_bytes: of the records, a head copy not counted.
-        cost: of reading them without their bytes; see `Expansion`.
     """
 
-    first: Record
-    pieces: list[layout.Piece] = attrs.field(factory=list)
-    has_samples: bool = False
-    kinds: list[str] = attrs.field(factory=list)
+    records: list[layout.Record] = attrs.field(factory=list)
+    framed: list[Framed] = attrs.field(factory=list)
     payload_bytes: int = 0
-    cost: int = 0
-    last_seq: int = 0
     has_head_copy: bool = False
-
-    def add(self, records: Sequence[Record], framed: Sequence[Framed]) -> None:
-        """Take the next records."""
-        for record, each in zip(records, framed, strict=True):
-            self.pieces += each.pieces
-            self.has_samples |= each.has_samples
-            self.kinds.append(record.kind)
-            self.payload_bytes += each.framed_bytes
-            self.cost += each.cost
-        self.last_seq = records[-1].seq
 
 
 @attrs.define
@@ -246,25 +223,36 @@ class Chain:
     _head: bytes = attrs.field(default=b"", init=False)
     _head_cost: int = attrs.field(default=0, init=False)
 
-    def begin(self, batch: Batch) -> None:
-        """Prepare the next block: keep the head, which is the first, and copy it to the second."""
+    def begin(self, batch: Batch) -> tuple[list[layout.Piece], bool, int]:
+        """Prepare the next block: keep the head, which is the first, and copy it to the second.
+
+        Returns its pieces, whether they have samples, and the cost of reading its records without
+        their bytes (`Expansion`).
+        """
+        pieces, has_samples, cost = list[layout.Piece](), False, 0
+        for framed in batch.framed:
+            pieces += framed.pieces
+            has_samples |= framed.has_samples
+            cost += framed.cost
         if self.blocks == 0:
-            self._head, self._head_cost = b"".join(batch.pieces), batch.cost
+            self._head, self._head_cost = b"".join(pieces), cost
         elif self.blocks == 1:
-            batch.pieces.insert(0, self._head)
-            batch.cost += self._head_cost
+            pieces.insert(0, self._head)
+            cost += self._head_cost
             batch.has_head_copy = True
             self._head = b""
+        return pieces, has_samples, cost
 
     def block(self, batch: Batch, frame: Frame, version: int = layout.FORMAT_VERSION) -> bytearray:
         """Make the block of a batch from its frame; `RecordInvalid` if the payload is too large."""
         if frame.payload_bytes > layout.PAYLOAD_BYTES_MAX:
             bytes_max = layout.PAYLOAD_BYTES_MAX
-            raise RecordInvalid(f"payload of {frame.payload_bytes}, at most {bytes_max}")
-        self.counts.update(batch.kinds)
-        first, is_copy, data = batch.first, batch.has_head_copy, frame.data
-        sizes = (len(batch.kinds) + is_copy, len(data), frame.payload_bytes, zlib.crc32(data))
+            raise layout.RecordInvalid(f"payload of {frame.payload_bytes}, at most {bytes_max}")
+        records, is_copy, data = batch.records, batch.has_head_copy, frame.data
+        self.counts.update(map(_kind, records))
+        sizes = (len(records) + is_copy, len(data), frame.payload_bytes, zlib.crc32(data))
         flagged: dict[str, Any] = {"has_head_copy": is_copy, "is_stuffed": frame.is_stuffed}
+        first = records[0]
         header = layout.BlockHeader(first.seq, first.at_ns, *sizes, version=version, **flagged)
         return self.link(header, frame)
 
@@ -283,7 +271,7 @@ class Chain:
         self.blocks += 1
         self._sizes.add(header.compressed_len, header.uncompressed_len)
 
-    def fin_fields(self) -> dict[str, Value]:
+    def fin_fields(self) -> dict[str, layout.Value]:
         """Return the fields that `fin` adds."""
         return {"blocks": self.blocks, "chain": self.last.hex(), "counts": dict(self.counts)}
 
@@ -309,9 +297,8 @@ class LogEnd:
 # -- the file --------------------------------------------------------------------------------------
 
 
-_framed_bytes: Final = attrgetter("framed_bytes")
 _ALONE: Final = frozenset({"session", "fin"})
-WRITE_BYTES_MAX: Final = BLOCK_BYTES
+WRITE_BYTES_MAX: Final = layout.BLOCK_BYTES
 """Bytes per write(2): on a slow disk all logs wait for the last write."""
 
 
@@ -373,7 +360,7 @@ class LogFile:
         self._disk.truncate(self._opened(), end.file_bytes)
         self._chain, self._file_bytes = end.chain, end.file_bytes
 
-    def write(self, records: Iterable[Record]) -> Iterator[Written]:
+    def write(self, records: Iterable[layout.Record]) -> Iterator[Written]:
         """Encode records into blocks and write them; yield each block once it is written.
 
         `records`: in order of `seq`; `session` first, `fin` last. `RecordInvalid`: a record cannot
@@ -383,7 +370,7 @@ class LogFile:
             if isinstance(step, Written):
                 yield step
 
-    def steps(self, records: Iterable[Record]) -> Iterator[int | Written]:
+    def steps(self, records: Iterable[layout.Record]) -> Iterator[int | Written]:
         """Write records as `write` does, in steps of bounded duration.
 
         Yields each block, and before a large one the bytes of each step, at least a record.
@@ -400,12 +387,14 @@ class LogFile:
             size = sum(map(_framed_bytes, framed))
             if size > STEP_BYTES:
                 yield size
-            if batch is not None and batch.payload_bytes + size > BLOCK_BYTES:
+            if batch is not None and batch.payload_bytes + size > layout.BLOCK_BYTES:
                 yield from self._write_batch(batch)
                 batch, framed = None, self._encode(run)  # it may name its blobs
             if batch is None:
-                batch = Batch(first=run[0])
-            batch.add(run, framed)
+                batch = Batch()
+            batch.records += run
+            batch.framed += framed
+            batch.payload_bytes += size
             if kind in _ALONE:
                 yield from self._write_batch(batch)
                 batch = None
@@ -461,10 +450,10 @@ class LogFile:
 
     def _opened(self) -> int:
         if self._descriptor is None:
-            raise LogMisuse(f"{self.path.name} is not open")
+            raise layout.LogMisuse(f"{self.path.name} is not open")
         return self._descriptor
 
-    def _encode(self, run: list[Record]) -> list[Framed]:
+    def _encode(self, run: list[layout.Record]) -> list[Framed]:
         if len(run) > 1:
             return self._encoder.encode_run(run)
         (record,) = run
@@ -472,21 +461,22 @@ class LogFile:
             fields = {**record.fields, **self._chain.fin_fields()}
             record = attrs.evolve(record, fields=fields)
         framed = self._encoder.encode(record)
-        if record.kind == "session" and framed.framed_bytes > HEAD_BYTES_MAX:
-            raise RecordInvalid(f"session of {framed.framed_bytes} bytes, at most {HEAD_BYTES_MAX}")
+        if record.kind == "session" and framed.framed_bytes > layout.HEAD_BYTES_MAX:
+            raise layout.RecordInvalid(
+                f"session of {framed.framed_bytes} bytes, at most {layout.HEAD_BYTES_MAX}"
+            )
         return [framed]
 
     def _write_batch(self, batch: Batch) -> Iterator[int | Written]:
-        self._chain.begin(batch)
-        frame = yield from self._compressor.steps(
-            batch.pieces, has_samples=batch.has_samples, cost=batch.cost
-        )
-        block = self._chain.block(batch, frame)
-        if "fin" in batch.kinds:
+        pieces, has_samples, cost = self._chain.begin(batch)
+        frame = yield from self._compressor.steps(pieces, has_samples=has_samples, cost=cost)
+        block, kinds = self._chain.block(batch, frame), frozenset(map(_kind, batch.records))
+        if "fin" in kinds:
             block = block + self._chain.table()
         yield from self._write_bytes(block)
         self._encoder.forget()  # so a lost block costs no record elsewhere
-        yield Written(last_seq=batch.last_seq, kinds=frozenset(batch.kinds), file_bytes=len(block))
+        last_seq = batch.records[-1].seq
+        yield Written(last_seq=last_seq, kinds=kinds, file_bytes=len(block))
 
     def _write_bytes(self, block: bytearray) -> Iterator[int]:
         rest = memoryview(block)

@@ -298,10 +298,14 @@ class Recorder:
             log.call_up_if_queued(due_at)
         self._serve_a_round()
         self._shared.serve_here()
-        is_synced = self._policy.durability != "none"  # else only at the end
-        dirty = [log for log in tuple(self._logs) if is_synced and log.file.is_dirty]
-        due = [log for log in dirty if log.unsynced_at <= due_at and log not in self._syncing]
-        if due := [log for log in due if log.failure is None]:
+        due = list[SessionLog]()
+        for log in (
+            tuple(self._logs) if self._policy.durability != "none" else ()
+        ):  # else at the end
+            is_due = log.file.is_dirty and log.unsynced_at <= due_at
+            if is_due and log not in self._syncing and log.failure is None:
+                due.append(log)
+        if due:
             self._syncing.update(due)
             self._syncer.ask(partial(self._sync, due))
 

@@ -57,8 +57,8 @@ from protocol.wire.dialects import OPENAI, OPENAI_TRANSCRIPTION
 from protocol.wire.dialects.shared import SESSION_UPDATE
 
 from ..access import keys
+from ..access.gate import CALLS_PATH, principal_of
 from ..access.keys import Key
-from ..access.middleware import CALLS_PATH, principal_of
 from ..link.link import connect, read_address
 from ..media.decoder import Client, MediaDecoder
 from ..media.values import MediaError

@@ -53,9 +53,8 @@ from starlette.types import Scope
 from protocol.values.state import SessionKind
 from protocol.wire.schema import describe
 
-from ..access.gate import require_admin
+from ..access.gate import principal_of, require_admin
 from ..access.keys import LIFETIME_S_MAX
-from ..access.middleware import principal_of
 from ..media.voices import VoiceLibrary
 from ..net.http import json_response
 from ..session.server import Server

@@ -68,9 +68,8 @@ from recorder.storage.marks import marks_path, read_marks
 from recorder.storage.remote import RemoteStore, StoredLog, logs_of
 from recorder.storage.store import WITH_STORE_NAME, LogInfo, Logs, Store
 
-from ..access.gate import require_admin
+from ..access.gate import principal_of, require_admin
 from ..access.keys import Key
-from ..access.middleware import principal_of
 from ..net.http import json_response
 from ..session.journal import MARKS_MAX, MarkRefusal, MarkRefused
 from ..session.server import Server

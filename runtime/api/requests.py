@@ -41,8 +41,8 @@ from recorder.storage.listing import whole_bytes
 from recorder.storage.remote import StoreError
 from recorder.storage.store import LogInfo
 
+from ..access.gate import principal_of
 from ..access.keys import Key
-from ..access.middleware import principal_of
 
 
 class NotHere(HTTPException):

@@ -42,9 +42,8 @@ from starlette.routing import Route
 
 from protocol.values.errors import LocalProtocolError
 
-from ..access.gate import require_admin
+from ..access.gate import principal_of, require_admin
 from ..access.keys import Key
-from ..access.middleware import principal_of
 from ..model.backends.base import BackendError
 from ..net.http import json_response
 from ..net.limits import origin_of

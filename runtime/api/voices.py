@@ -32,8 +32,7 @@ from protocol.values.limits import WAV_BYTES_MAX
 from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES
 from protocol.wire.media import sound_kind
 
-from ..access.gate import require_admin
-from ..access.middleware import principal_of
+from ..access.gate import principal_of, require_admin
 from ..media.sound import as_wav, decode_voice
 from ..media.values import MediaError
 from ..media.voices import NAME_RULE, VoiceLibrary, VoiceRefusal, VoiceRefused, is_voice_name

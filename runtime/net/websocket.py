@@ -23,7 +23,6 @@ server's messages: wsproto makes two copies more of each.
 `tune` replaces the decoder of frames in a connection's codec, by private names
 (`tests/test_private_names.py`):
 
-- Unmasking works on eight bytes at a time.
 - The pieces of an unfinished message are ours, to be told and to be let go of.
 - wsproto decodes text, and trio-websocket joins the decoded pieces; one emoji would widen the whole
   string. So a piece that is not ASCII is passed on with a character for each byte (Latin-1), once
@@ -273,16 +272,22 @@ class FastMasker:
 
     def process(self, data: bytes | bytearray | memoryview) -> bytearray:
         """Mask or unmask the next piece; in place, if it is a `bytearray`."""
-        masked = data if isinstance(data, bytearray) else bytearray(data)
-        words = len(masked) // 8
-        if words:
-            view = np.frombuffer(masked, dtype=np.uint64, count=words)
-            np.bitwise_xor(view, np.frombuffer(self._key * 2, dtype=np.uint64), out=view)
-        for i in range(words * 8, len(masked)):
-            masked[i] ^= self._key[i % 4]
+        masked = mask(data, self._key)
         turn = len(masked) % 4
         self._key = self._key[turn:] + self._key[:turn]
         return masked
+
+
+def mask(data: bytes | bytearray | memoryview, key: bytes) -> bytearray:
+    """Mask or unmask a payload from its start; in place, if it is a `bytearray`."""
+    masked = data if isinstance(data, bytearray) else bytearray(data)
+    words = len(masked) // 8
+    if words:
+        view = np.frombuffer(masked, dtype=np.uint64, count=words)
+        np.bitwise_xor(view, np.frombuffer(key * 2, dtype=np.uint64), out=view)
+    for i in range(words * 8, len(masked)):
+        masked[i] ^= key[i % 4]
+    return masked
 
 
 class ClientFrames(FrameDecoder):
@@ -369,8 +374,7 @@ class Intake(trio.abc.Stream):
         share: of the room for large messages.
         on_too_big: called once, in the codec's task, before a message above the limit, with the
             size that its frames announced and the bytes of its last one that have come.
-        last_words: gives the bytes to send before the codec closes the connection, without a close
-            frame of its own.
+        last_words: gives the bytes to send before the codec closes without a frame of its own.
 
     Attributes:
         take: takes text messages of one frame, and returns what to wait for before the next, if
@@ -473,7 +477,8 @@ class Intake(trio.abc.Stream):
                 waits = self.take(messages)
                 if waits is not None:
                     await waits
-                continue
+                if self._rest:
+                    continue
             if whole is not None and self._missing_bytes and len(self._rest) > UNCOUNTED_BYTES:
                 with self.link.holding():
                     await self.share.hold(len(self._rest))
@@ -492,7 +497,7 @@ class Intake(trio.abc.Stream):
                 break
             try:
                 payload = memoryview(data)[whole.start : whole.end]
-                messages.append(FastMasker(whole.mask).process(payload).decode())
+                messages.append(mask(payload, whole.mask).decode())
             except UnicodeDecodeError:
                 whole = None  # the codec tells the peer
                 break

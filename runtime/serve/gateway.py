@@ -45,9 +45,8 @@ from recorder.storage.remote import RemoteStore
 from recorder.storage.store import LogInfo
 from recorder.write.writer import Recorder
 
-from ..access.gate import Admitted, Denied, open_gate
+from ..access.gate import AccessMiddleware, Admitted, Denied, answer_denied, open_gate, principal_of
 from ..access.keys import Key
-from ..access.middleware import AccessMiddleware, answer_denied, principal_of
 from ..api.adapters import LocalClient, TranslatedWebSocket
 from ..api.half_duplex import HALF_DUPLEX_PATH, HalfDuplex
 from ..api.openai import Calls, OpenAIApi

@@ -124,6 +124,7 @@ class ModeInstruments(dict[Key, Series]):
 
 
 SPEECH_BYTES_PER_S: Final = OUTPUT_RATE_HZ * SAMPLE_BYTES
+OnSlot = ev.SlotLeased | ev.BackendOpened | ev.BackendLost | ev.BackendReleased
 
 
 class CallMeter:
@@ -136,6 +137,7 @@ class CallMeter:
         self._now_ns = self._began_ns = 0
         self._running: Hashable = None
         self._again: Hashable = None  # a call that was lost, if it will be made again
+        self._lease: int | None = None
         self._ended = False
         self.kv_tokens = 0
 
@@ -143,18 +145,28 @@ class CallMeter:
         """Count an event and its effects."""
         raise NotImplementedError
 
-    def opened(self, prompt_length: int) -> None:
+    def _happened_on_slot(self, event: OnSlot, session: Shown) -> None:
+        """Follow the lease; events of an earlier one are stale."""
+        if isinstance(event, ev.SlotLeased):
+            self._lease = event.lease
+        elif event.lease == self._lease:
+            match event:
+                case ev.BackendOpened(opened=opened):
+                    self._opened(opened.prompt_length)
+                case ev.BackendLost():
+                    self._lost(goes_on=session.end_reason is None)
+                case ev.BackendReleased():
+                    self._lease = None
+                    self.kv_tokens = 0
+
+    def _opened(self, prompt_length: int) -> None:
         """Note the tokens of a model that was opened."""
 
-    def lost(self, *, goes_on: bool) -> None:
+    def _lost(self, *, goes_on: bool) -> None:
         """Count the call that was lost with the worker, unless it will be made again."""
         if goes_on and self._running is not None:
             self._again, self._running = self._running, None
         self._finish("failed")
-
-    def released(self) -> None:
-        """Note that the slot was given back."""
-        self.kv_tokens = 0
 
     def over(self) -> None:
         """Count a running call as ended, or one that was lost."""
@@ -211,6 +223,8 @@ class TurnMeter(CallMeter):
                 self._finish(result.reason)
             case ev.TurnFailed() if event.index == self._running:
                 self._finish("failed")
+            case ev.SlotLeased() | ev.BackendOpened() | ev.BackendLost() | ev.BackendReleased():
+                self._happened_on_slot(event, session)
         self._ended = session.end_reason is not None
         for effect in effects:
             if isinstance(effect, ef.StartTurn) and self._begin(effect.turn.index):
@@ -237,6 +251,8 @@ class ChunkMeter(CallMeter):
                 self._finish("heard")
             case ev.ChunkFailed() if (event.utterance, event.index) == self._running:
                 self._finish("context_full" if event.context_full else "failed")
+            case ev.SlotLeased() | ev.BackendOpened() | ev.BackendLost() | ev.BackendReleased():
+                self._happened_on_slot(event, session)
         self._ended = session.end_reason is not None
         for effect in effects:
             if isinstance(effect, ef.RunChunk):
@@ -309,6 +325,8 @@ class UnitMeter(CallMeter):
                     {c.OVERLAP_SECONDS: (at_ms - self._overlap_ms) / MS_PER_S}
                 )
                 self._overlap_ms = None
+            case ev.SlotLeased() | ev.BackendOpened() | ev.BackendLost() | ev.BackendReleased():
+                self._happened_on_slot(event, session)
         self._ended = session.end_reason is not None
         for effect in effects:
             match effect:
@@ -378,15 +396,13 @@ class UnitMeter(CallMeter):
         self._barrier_ns = (self._barrier_ns[0], self._now_ns)
         return True
 
-    def opened(self, prompt_length: int) -> None:
-        """As `CallMeter`."""
+    def _opened(self, prompt_length: int) -> None:
         self.kv_tokens = self._kv_settled = prompt_length
 
-    def lost(self, *, goes_on: bool) -> None:
-        """As `CallMeter`."""
+    def _lost(self, *, goes_on: bool) -> None:
         if not goes_on:
             self._finish("ended")
-        super().lost(goes_on=goes_on)
+        super()._lost(goes_on=goes_on)
         self._closing = None
 
 
@@ -558,7 +574,7 @@ class Meter:
             case ev.MediaDecoded(media=media) | ev.MediaRejected(media=media):
                 self._decided(media, "decoded" if type(event) is ev.MediaDecoded else "rejected")
             case _ if getattr(event, "lease", None) == self._lease:
-                self._happened_on_slot(event, session)
+                self._happened_on_slot(event)
         self._work.saw(event, effects, session)
         if self._talk is not None:
             self._talk.saw(event, effects, session)
@@ -606,17 +622,15 @@ class Meter:
     def _since(self, at_ns: int) -> float:
         return (self._now_ns - at_ns) / NS_PER_S
 
-    def _happened_on_slot(self, event: ev.Event, session: Shown) -> None:
+    def _happened_on_slot(self, event: ev.Event) -> None:
         match event:
             case ev.BackendOpened():
                 self._instruments.observe({c.OPEN_SECONDS: self._since(self._opening_ns)})
                 self._instruments[c.TOKENS, "prompt"].total += event.opened.prompt_length
-                self._work.opened(event.opened.prompt_length)
             case ev.BackendOpenFailed():
                 self._instruments[c.OPENS_FAILED].total += 1
             case ev.BackendLost():
                 self._instruments[c.BACKENDS_LOST].total += 1
-                self._work.lost(goes_on=session.end_reason is None)
             case ev.Rebuilt():
                 self._instruments[c.REBUILDS, "done"].total += 1
                 self._instruments.observe({c.REBUILD_SECONDS: self._since(self._rebuilding_ns)})
@@ -627,7 +641,6 @@ class Meter:
                 held_s, took_s = self._since(self._leased_ns), self._since(self._releasing_ns)
                 self._instruments.observe({c.SLOT_SECONDS: held_s, c.RELEASE_SECONDS: took_s})
                 self._lease = None
-                self._work.released()
 
     def _count_error(self, code: str) -> None:
         if (code,) in c.ERRORS.series:  # else 002 reports an end; ends are counted as such

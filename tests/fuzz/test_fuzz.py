@@ -214,13 +214,13 @@ def test_a_server_in_order_has_no_findings_in_any_dialect() -> None:
 
     Each message is answered as the tables of the protocol say, by every dialect, in every state.
     """
-    dialects, gates = set[str](), set[str]()
-    for seed in (8, 9, 10):  # what a seed draws depends on the modules that are loaded
-        campaign = Campaign(LocalTarget(), all_names(), seed=seed, budget=Budget(examples=200))
+    dialects, gates, examples = set[str](), set[str](), sample(200, 25)
+    for seed in range(8, 32):  # what a seed draws depends on the modules that are loaded
+        campaign = Campaign(LocalTarget(), all_names(), seed=seed, budget=Budget(examples=examples))
         tally = campaign.run()
         shown = [(one.finding, one.finding.detail, one.case.steps) for one in tally.found]
         assert shown == []
-        assert tally.examples == 200
+        assert tally.examples == examples
         dialects |= {pair[0].split()[0] for pair in tally.pairs}
         gates |= {pair[0].split()[1] for pair in tally.pairs}
         if dialects == set(DIALECTS):
@@ -282,7 +282,7 @@ def test_a_known_finding_does_not_hide_others() -> None:
 
     target = planted(heard=both, said=too_late)
     names = names_of("duplex-v1")
-    tally = Campaign(target, names, seed=2, budget=Budget(examples=40)).run()
+    tally = Campaign(target, names, seed=2, budget=Budget(examples=20)).run()
     assert {one.finding.kind for one in tally.found} >= {"answer", "crash"}
     assert len({one.finding for one in tally.found}) == len(tally.found)
     assert tally.repeated

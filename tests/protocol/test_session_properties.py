@@ -387,8 +387,8 @@ class SessionMachine(RuleBasedStateMachine):
         assert not self.referee.violations
 
 
-EXAMPLES = sample(330, 110)
-STEPS = sample(10_000, 3_000)
+EXAMPLES = sample(330, 75)
+STEPS = sample(10_000, 2_000)
 BUDGET = settings(
     max_examples=EXAMPLES, stateful_step_count=50, deadline=None,
     suppress_health_check=list(HealthCheck),

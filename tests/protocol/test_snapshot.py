@@ -14,6 +14,7 @@ import tokenize
 from collections.abc import Iterator
 from enum import Enum
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -208,9 +209,9 @@ def others(value: Any) -> Iterator[Any]:
             yield LEGACY_CHAT
 
 
-def is_seen(session: Session, part: Any, name: str) -> bool:
-    """Whether another value of a field gives another digest."""
-    before, value = session.digest(), getattr(part, name)
+def is_seen(session: Session, before: str, part: Any, name: str) -> bool:
+    """Whether another value of a field gives another digest than `before`."""
+    value = getattr(part, name)
     for other in others(value):
         object.__setattr__(part, name, other)
         try:
@@ -227,7 +228,8 @@ def test_all_that_a_session_remembers_is_in_its_snapshot() -> None:
     """What a change of the machine does to it would be seen by no replay."""
     found, seen = set[str](), set[str]()
     for path in sorted(FOLDER.glob("*" + SUFFIX)):
-        for session in sessions(path):
+        for session in islice(sessions(path), 0, None, sample(1, 2)):  # one state in two
+            before = session.digest()
             for part in list(parts(session.kind, set())):
                 for field in attrs.fields(type(part)):
                     name = name_of(part, field.name)
@@ -235,7 +237,7 @@ def test_all_that_a_session_remembers_is_in_its_snapshot() -> None:
                     if is_part or name in LEFT_OUT or name in seen:
                         continue
                     found.add(name)
-                    if is_seen(session, part, field.name):
+                    if is_seen(session, before, part, field.name):
                         seen.add(name)
     assert len(found) > 90
     assert not found - seen, "not in the snapshot: " + ", ".join(sorted(found - seen))
@@ -291,6 +293,8 @@ REORDERED: Final = {
     "chat.py": "ActiveTurn",
     "transcription.py": "Utterance",
 }
+ONE_IN: Final = sample(1, 3)
+"""So many golden logs are replayed with other names; each passes most of the machine."""
 REPLAY: Final = """
 import sys
 from pathlib import Path
@@ -298,7 +302,7 @@ import protocol.machine.core
 from recorder.read.reader import LogReader
 from replay.rerun.logic import replay
 assert protocol.machine.core.__file__.startswith(sys.argv[1]), protocol.machine.core.__file__
-for path in sorted(Path(sys.argv[2]).glob("*.zst")):
+for path in sorted(Path(sys.argv[2]).glob("*.zst"))[:: int(sys.argv[3])]:
     with LogReader(path) as reader:
         report = replay(reader)
     print(path.name, report.divergence, report.effects, report.states)
@@ -340,7 +344,7 @@ def reordered(text: str, name: str) -> str:
 def replayed(root: Path) -> list[str]:
     """Replay all golden logs with the packages of a folder; gives a line for each."""
     ran = subprocess.run(
-        [sys.executable, "-P", "-c", REPLAY, str(root), str(FOLDER)],
+        [sys.executable, "-P", "-c", REPLAY, str(root), str(FOLDER), str(ONE_IN)],
         env={**os.environ, "PYTHONPATH": str(root)},
         cwd=root,
         capture_output=True,
@@ -373,7 +377,7 @@ def test_a_log_does_not_know_the_names_of_the_machine(change: str, tmp_path: Pat
             assert path.read_text() != before
     lines = replayed(tmp_path)
     assert lines == replayed(ROOT)
-    assert len(lines) >= len(SCENES)
+    assert len(lines) >= len(SCENES) // ONE_IN
 
 
 def test_a_kept_opening_is_the_same_however_long_text_is_held() -> None:

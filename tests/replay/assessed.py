@@ -1,7 +1,7 @@
 """Recordings of `tiny` for the tests of `antiphon eval --model`, and models with a planted change.
 
-Each session is ten seconds: a question at once, and another one a few seconds later, which often
-interrupts the answer. `Planted` is a model that differs in one known way.
+Each session is ten seconds, seven in make test: a question at once, and another one a few seconds
+later, which often interrupts the answer. `Planted` is a model that differs in one known way.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ from runtime.model.models import tiny_path
 from tests.bench.tiny.staging import Pcm, known_phrases, read_speech, room
 from tests.generated.clients import HELDOUT
 from tests.models.blocking import BlockingSession, open_session
+from tests.project.sampling import sample
 from tests.sessions.in_memory import base64, close_frame, on_virtual_time, world
 
-SECONDS: Final = 10
+SECONDS: Final = sample(10, 7)
 JOBS: Final = 8
 
 

@@ -35,7 +35,7 @@ from runtime.model.engine.backend import EngineBackend
 from tests.generated.clients import ClientScript, draw_and_record, record_model
 from tests.project.sampling import sample
 from tests.project.terminal import on_terminal
-from tests.replay.assessed import Planted, configured, record_talks, run_on, tiny
+from tests.replay.assessed import SECONDS, Planted, configured, record_talks, run_on, tiny
 from tests.replay.evaluated import call, told
 from tests.replay.exported import GOLDEN
 
@@ -102,7 +102,7 @@ def test_a_session_played_again_is_the_recording(
             assert replay(reader).identical
             parent = recorded.head.fields["recording_id"]
             assert reader.head.fields["parent"]["recording"] == row.body["parent"] == parent
-        assert row.body["parted"] == {"units": 10, "first": None, "elsewhere": 0}
+        assert row.body["parted"] == {"units": SECONDS, "first": None, "elsewhere": 0}
 
 
 def test_where_a_model_parts_from_the_recording(logs: list[Path], tmp_path: Path) -> None:
@@ -111,8 +111,12 @@ def test_where_a_model_parts_from_the_recording(logs: list[Path], tmp_path: Path
     done = run_on(logs, "open", other, out=tmp_path)
     for log, row in zip(logs, done.measured, strict=True):
         before, after = _ids(log), _ids(Path(row.body["made"]))
-        apart = [at for at in range(10) if before[at] != after[at]]
-        assert row.body["parted"] == {"units": 10, "first": apart[0], "elsewhere": len(apart) - 1}
+        apart = [at for at in range(SECONDS) if before[at] != after[at]]
+        assert row.body["parted"] == {
+            "units": SECONDS,
+            "first": apart[0],
+            "elsewhere": len(apart) - 1,
+        }
         assert apart[0] < 3 <= len(apart)
 
 

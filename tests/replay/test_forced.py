@@ -167,8 +167,8 @@ def test_rounding_is_told_from_a_regression(logs: list[Path], half: DuplexModel)
     numbers = torch.Generator().manual_seed(0)
     broken = spoilt(lambda weights: weights.mul_(1 + torch.randn(weights.shape, generator=numbers)))
     found = {"half": Counter[bool | None](), "broken": Counter[bool | None]()}
-    for name, model in (("half", half), ("broken", broken)):
-        for row in judged(logs, model):
+    for name, model, some in (("half", half, logs), ("broken", broken, sample(logs, logs[:1]))):
+        for row in judged(some, model):
             found[name].update(it["near_tie"] for it in changed(row))
     assert found["half"][True] > 0
     assert 9 * found["half"][False] <= found["half"][True]
@@ -181,7 +181,7 @@ def test_the_command_tells_it(
     """A script or a reader could not see how near a decision was."""
     monkeypatch.setattr(environment, "load_backend", lambda *_, **__: EngineBackend(half))
     flags = ("--mode", "forced", "--jobs", "1", "--model", "tiny")
-    result = call(eval_command, *logs, *flags, "--json")
+    result = call(eval_command, *sample(logs, logs[:1]), *flags, "--json")
     body = json.loads(result.stdout)
     assert (result.exit_code, body["model"]) == (0, "tiny")
     differing = next(it for it in body["recordings"] if it["changed"])

@@ -17,15 +17,17 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from runtime.access.gate import Denied, open_gate, require_admin
-from runtime.access.keys import Key, change_key_file, hash_key
-from runtime.access.middleware import (
+from runtime.access.gate import (
     HEADERS,
     OPEN_PATHS,
     AccessMiddleware,
+    Denied,
     answer_denied,
+    open_gate,
     principal_of,
+    require_admin,
 )
+from runtime.access.keys import Key, change_key_file, hash_key
 from runtime.net.http import make_app
 from runtime.settings.settings import Settings
 

@@ -20,8 +20,8 @@ from websockets.sync.client import connect
 from recorder.format.format import SUFFIX, recording_id_of
 from recorder.storage.marks import MARKS_MAX, Mark, add_mark, marks_path
 from recorder.storage.store import Store
+from runtime.access.gate import PRINCIPAL
 from runtime.access.keys import ANYONE, Key, change_key_file, hash_key
-from runtime.access.middleware import PRINCIPAL
 from runtime.api.recordings import BODY_BYTES_MAX, WRITING_MAX, Marks, Recordings
 from runtime.net.http import make_app
 from tests.golden.logs import FOLDER

@@ -13,8 +13,8 @@ import pytest
 
 from recorder.format.format import Fields, Record
 from recorder.read.scan import Damage
+from runtime.access.gate import PRINCIPAL
 from runtime.access.keys import ANYONE, Key
-from runtime.access.middleware import PRINCIPAL
 from runtime.api import views
 from runtime.api.recordings import Recordings
 from runtime.api.requests import PIECE_BYTES

@@ -363,7 +363,7 @@ def test_a_damaged_past_is_refused(
     past = past_of(done[:8])
     if damage == "logits_hash" and not exact:
         return  # Rounding changes it, so a fast rebuild cannot tell.
-    for place in (0, 3, 7):
+    for place in sample((0, 3, 7), (0, 7)):
         broken = [*past]
         broken[place] = DAMAGES[damage](past[place])
         session = other.session(what, slot=0)

@@ -14,6 +14,7 @@ from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, ChatConfig
 from replay.cli import replay_command
 from tests.live.servers import LiveServer, live_server
 from tests.media.videos import make_video, steady
+from tests.project.sampling import sample
 from tests.replay.test_cli import told
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
@@ -150,7 +151,8 @@ def test_a_clock_is_called_and_its_result_told_and_replayed(
     server: LiveServer, recordings: Path
 ) -> None:
     """Tools would work only with a model that plays a script."""
-    for time in ("three o'clock", "twelve o'clock"):
+    # `test_the_embedded_model_asks_for_the_time_and_tells_it` is told that it is three.
+    for time in sample(("three o'clock", "twelve o'clock"), ("twelve o'clock",)):
         before = set(recordings.iterdir())
         first, last = anyio.run(told_by_a_clock, server.url, time)
         assert (first.text, first.reason) == ("", "tool_calls")

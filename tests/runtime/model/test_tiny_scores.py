@@ -199,6 +199,8 @@ def test_its_card_is_filled_in() -> None:
     assert not re.search(r"@[A-Z_]+@", (FIXTURES / "tiny" / "MODEL_CARD.md").read_text())
 
 
+# `test_tiny_chat.py` and `test_duplex_tools.py` have a clock called and its result told.
+@pytest.mark.soak
 def test_calls_a_clock_and_tells_its_result(model: DuplexModel, heldout: Path) -> None:
     """The embedded model could not show what a tool is."""
     scores = score_tools.score_tools(model, heldout)
