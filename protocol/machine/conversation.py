@@ -54,7 +54,6 @@ from ..values.model import (
     ToolResult,
     rate_of,
 )
-from ..values.openai import Configure, InputStep, Item, OpenAISession, Part, as_prompt
 from ..values.requests import AppendSound, ClientMessage
 from ..wire.audio import (
     DOWN,
@@ -73,7 +72,7 @@ from .unit_loop import UnitLoop
 
 AWAY_NS: Final = 3 * NS_PER_S // 2
 """A client that sends no sound for so long has stopped: pieces of a second may be a little late."""
-SOUND_PARTS: Final = (Part(kind="input_audio"),)
+SOUND_PARTS: Final = (oa.Part(kind="input_audio"),)
 """The content of an item that is the client's sound."""
 UPDATES_MAX: Final = 16
 """Changes that are sent one by one when the session is there: no client sets itself up in more."""
@@ -192,7 +191,7 @@ def size_refusal(step: Step, message: AppendSound, coding: Coding, rate_hz: int)
     return Refused(code=ErrorCode.INVALID_PAYLOAD, message=f"$.audio: {text}") if text else None
 
 
-def other_formats(message: Configure, now: OpenAISession) -> str:
+def other_formats(message: oa.Configure, now: oa.OpenAISession) -> str:
     """Where a change of settings has another form of sound than that in force; empty if nowhere."""
     if message.input_format not in (None, now.input_format):
         return "input"
@@ -200,38 +199,38 @@ def other_formats(message: Configure, now: OpenAISession) -> str:
 
 
 def format_refusal(
-    step: Step, message: ClientMessage, now: OpenAISession, samples: int
+    step: Step, message: ClientMessage, now: oa.OpenAISession, samples: int
 ) -> Refused | None:
     """Refuse another form of the sound once there were so many samples; None accepts it."""
     is_late = step.behaves(LATE_FORMATS) and samples >= rate_of(now.input_format)
-    where = other_formats(message, now) if is_late and isinstance(message, Configure) else ""
+    where = other_formats(message, now) if is_late and isinstance(message, oa.Configure) else ""
     text = f"$.session.audio.{where}.format: a second of sound came in {now.input_format} already"
     ignored = len(getattr(message, "ignored", ()))
     code = ErrorCode.INVALID_PAYLOAD
     return Refused(code=code, message=text, ignored=ignored) if where else None
 
 
-def first_settings(peer: Peer) -> OpenAISession:
+def first_settings(peer: Peer) -> oa.OpenAISession:
     """The settings in the Realtime API of a client that has sent nothing but its address."""
     opened, limits = peer.step.opened, peer.step.limits
-    return OpenAISession(
+    return oa.OpenAISession(
         id=peer.session_id,
         model=opened.label or next(iter(limits.models), ""),
         expires_at=opened.created_ms // MS_PER_S + limits.session_s,
     )
 
 
-def whole(step: Step, item: Item) -> Item:
+def whole(step: Step, item: oa.Item) -> oa.Item:
     """Have the parts of an item sent with their text, also where it is empty."""
     is_whole = step.behaves(WHOLE_PARTS)
     parts = tuple(attrs.evolve(it, is_whole=is_whole) for it in item.parts)
     return attrs.evolve(item, parts=parts)
 
 
-def never_written(item_id: str) -> InputStep:
+def never_written(item_id: str) -> oa.InputStep:
     """The failure of an item whose words come too late."""
     code, text = ErrorCode.SESSION_EXPIRED, "the session is over"
-    return InputStep(kind="transcript_failed", item_id=item_id, fault=code, text=text)
+    return oa.InputStep(kind="transcript_failed", item_id=item_id, fault=code, text=text)
 
 
 def expired(kind: Kind, reason: EndReason) -> None:
@@ -245,7 +244,7 @@ def expired(kind: Kind, reason: EndReason) -> None:
         kind.peer.send_error(ErrorCode.SESSION_EXPIRED, f"the session is over: {text}")
 
 
-def own_time(kind: Kind, settings: OpenAISession) -> OpenAISession:
+def own_time(kind: Kind, settings: oa.OpenAISession) -> oa.OpenAISession:
     """Have a session's time begin with its slot; returns its settings, which tell the end."""
     if not kind.has_own_time:
         return settings
@@ -307,7 +306,7 @@ class Conversation:
     loop: UnitLoop
     sound: SoundPieces
     settings: oa.OpenAISession
-    items: dict[str, Item] = attrs.Factory(dict)
+    items: dict[str, oa.Item] = attrs.Factory(dict)
     chars: int = 0
     items_made: int = 0
     response: oa.RealtimeResponse | None = None
@@ -334,7 +333,7 @@ class Conversation:
         """The id of the last item; None without one."""
         return next(reversed(self.items), None)
 
-    def add(self, item: Item, after: str | None) -> None:
+    def add(self, item: oa.Item, after: str | None) -> None:
         """Add a complete item."""
         item = whole(self.step, item)
         self.keep(item, after)
@@ -342,7 +341,7 @@ class Conversation:
         self.peer.send(oa.ItemStep(kind="added", item=item, previous_id=previous))
         self.peer.send(oa.ItemStep(kind="done", item=item, previous_id=previous))
 
-    def keep(self, item: Item, after: str | None = None) -> None:
+    def keep(self, item: oa.Item, after: str | None = None) -> None:
         """Keep an item, after all others or one of them, and forget the oldest of too many."""
         if after in (None, self.last_id):
             self.items[item.id] = item
@@ -360,7 +359,7 @@ class Conversation:
         for item in early.values():
             self.add(item, self.last_id)
 
-    def _replace(self, item: Item) -> None:
+    def _replace(self, item: oa.Item) -> None:
         self.chars += item.chars - self.items[item.id].chars
         self.items[item.id] = item
 
@@ -402,7 +401,7 @@ class Conversation:
             instructions = message.instructions
         elif isinstance(message, oa.CreateItem):
             items.append(message.item)
-        return as_prompt(instructions, items)
+        return oa.as_prompt(instructions, items)
 
     def delete_item(self, message: oa.DeleteItem) -> None:
         """Forget an item."""
@@ -522,11 +521,11 @@ class Conversation:
         response = attrs.evolve(response, status=status, reason=reason, items=items, **why)
         self.peer.send(oa.ReplyState(response=response))
 
-    def _send_calls(self, name: str, calls: Sequence[ToolCalled], at: int) -> tuple[Item, ...]:
+    def _send_calls(self, name: str, calls: Sequence[ToolCalled], at: int) -> tuple[oa.Item, ...]:
         """Send calls as items of a response, from a place in it on."""
         items = []
         for index, made in enumerate(calls, at):
-            item = Item(id=self.new_id(), role="assistant", call=made.call)
+            item = oa.Item(id=self.new_id(), role="assistant", call=made.call)
             bare = attrs.evolve(made.call, arguments="")
             begun, previous = attrs.evolve(item, status="in_progress", call=bare), self.last_id
             self.keep(item)
@@ -558,7 +557,7 @@ class Conversation:
         self.peer.send(oa.ReplyState(response=self.response))
         if self.id:
             self._send_left(speech.metrics.kv_cache_length)
-        item = Item(id=oa.item_of(response_id), role="assistant", status="in_progress")
+        item = oa.Item(id=oa.item_of(response_id), role="assistant", status="in_progress")
         self._send_step(response_id, "item_added", item=item)
         previous = self.last_id
         self.keep(item)
@@ -602,9 +601,9 @@ class Conversation:
         self._send_step(name, "transcript_done" if is_sound else "text_done", text=words)
         self._send_step(name, "part_done", modality=response.modality, text=words)
         kind: oa.PartKind = "output_audio" if is_sound else "output_text"
-        parts = (Part(kind=kind, text=words, ends=response.ends),)
+        parts = (oa.Part(kind=kind, text=words, ends=response.ends),)
         end: oa.ItemStatus = "completed" if status == "completed" else "incomplete"
-        item = Item(id=oa.item_of(name), role="assistant", status=end, parts=parts)
+        item = oa.Item(id=oa.item_of(name), role="assistant", status=end, parts=parts)
         item, ids = whole(self.step, item), list(self.items)
         at = ids.index(item.id) if item.id in self.items else 0
         previous = ids[at - 1] if at else None
@@ -633,7 +632,7 @@ class Conversation:
         if event.is_last and self.peer.is_active:
             self._place_words()
 
-    def add_sound(self, item: Item, end_ms: int) -> None:
+    def add_sound(self, item: oa.Item, end_ms: int) -> None:
         """Add an item of the client's sound, which ends there, and the words that belong to it."""
         self.add(item, self.last_id)
         self.spans.append((item.id, end_ms))
@@ -657,7 +656,7 @@ class Conversation:
         if item is None or not text or not self.settings.transcriber:
             return
         words = " ".join(filter(None, [*(part.text for part in item.parts), text]))
-        self._replace(attrs.evolve(item, parts=(Part(kind="input_audio", text=words),)))
+        self._replace(attrs.evolve(item, parts=(oa.Part(kind="input_audio", text=words),)))
         took_ms = utterance.end_ms - utterance.start_ms
         self.peer.send(oa.InputStep(kind="transcript_delta", item_id=item_id, text=text))
         done = oa.InputStep(kind="transcript_done", item_id=item_id, text=words, at_ms=took_ms)

@@ -34,7 +34,6 @@ import attrs
 from ..values import effects as ef
 from ..values import events as ev
 from ..values.errors import ErrorCode, LocalProtocolError
-from ..values.events import SessionLimits
 from ..values.frames import Frame
 from ..values.limits import MS_PER_S, NS_PER_S
 from ..values.messages import Closed, Created, ErrorReport, RecordingState, Resumable, ServerMessage
@@ -76,7 +75,7 @@ class Step:
     now_ns: int = 0
     effects: list[ef.Effect] = attrs.Factory(list)
     media: int = 0
-    limits: SessionLimits = attrs.field(init=False)
+    limits: ev.SessionLimits = attrs.field(init=False)
     do: Callable[[ef.Effect], None] = attrs.field(init=False)
     derive: Callable[[str, int], str] = attrs.field(init=False)
 

@@ -26,7 +26,6 @@ from ..values.frames import Refused
 from ..values.limits import MS_PER_S, NS_PER_S
 from ..values.messages import EndReason
 from ..values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, rate_of
-from ..values.openai import Item
 from ..values.requests import AppendSound, ClientMessage, Commit
 from ..values.state import Gate, ModelChosen
 from ..wire.audio import DOWN, HISTORY_BYTES, expand, resample, to_pcm16
@@ -355,7 +354,7 @@ class Dictation(ChunkKind):
         spoken, self.open, self.sound = self.open, None, b""
         previous = self.last_item
         item = shared.whole(
-            self.step, Item(id=spoken.item_id, role="user", parts=shared.SOUND_PARTS)
+            self.step, oa.Item(id=spoken.item_id, role="user", parts=shared.SOUND_PARTS)
         )
         self.last_item = item.id
         self.peer.send(oa.InputStep(kind="committed", item_id=item.id, previous_id=previous))

@@ -28,7 +28,6 @@ from ..values import effects as ef
 from ..values import errors
 from ..values import events as ev
 from ..values.behaviour import CLOSING_ENDS, OWN_TIME, SLEEPS_AMID_MOVES
-from ..values.errors import REFUSALS, ErrorCode
 from ..values.frames import Refused
 from ..values.limits import ESTIMATE_INTERVAL_S, LOSSES_MAX, NS_PER_S, Mode
 from ..values.messages import (
@@ -128,7 +127,7 @@ class SlotUser(Protocol):
     def slot_returned(self) -> None:
         """Go on after the slot is cleaned and returned."""
 
-    def admission_refused(self, code: ErrorCode) -> None:
+    def admission_refused(self, code: errors.ErrorCode) -> None:
         """Refuse or end the session: there is no room, or no place in the queue."""
 
     def backend_lost(self) -> None:
@@ -150,7 +149,7 @@ class Migrating(Protocol):
     def first_slot(self) -> None:
         """Go on with the first slot."""
 
-    def refuse(self, code: ErrorCode, message: str) -> None:
+    def refuse(self, code: errors.ErrorCode, message: str) -> None:
         """Turn the session away."""
 
     def give_up(self, text: str) -> None:
@@ -314,12 +313,12 @@ class Migration:
         """End the session: there was no other slot in time, or the rebuild took too long."""
         self.kind.give_up(MODEL_LOST)
 
-    def admission_refused(self, code: ErrorCode) -> None:
+    def admission_refused(self, code: errors.ErrorCode) -> None:
         """End the session, or refuse it: there is no slot."""
         if self.is_migrating:
             self.kind.give_up(MODEL_LOST)
         else:
-            self.kind.refuse(code, REFUSALS[code])
+            self.kind.refuse(code, errors.REFUSALS[code])
 
     def is_rebuilding(self, lease: int) -> bool:
         """Whether the model is being rebuilt on this lease."""

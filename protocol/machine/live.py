@@ -26,7 +26,6 @@ from ..values.frames import Refused
 from ..values.limits import INSTRUCTIONS_CHARS_MAX, MODEL_CHARS_SHOWN, MS_PER_S, USAGE_UNITS
 from ..values.messages import EndReason, Listen, Metrics, Speech, ToolCalled
 from ..values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, Tool, ToolResult
-from ..values.openai import as_prompt
 from ..values.requests import Append, AppendSound, ClientMessage, Init, VoiceName
 from ..wire.audio import expand, to_pcm16
 from .conversation import SoundPieces
@@ -131,7 +130,7 @@ class Live(DuplexKind):
         self.settings, self.instructions = init.live, init.instructions
         self.sound.set_format(init.live.coding, init.live.rate_hz)
         self.voice = init.ref_audio.name if isinstance(init.ref_audio, VoiceName) else ""
-        prompt = as_prompt(init.instructions, init.live.history)
+        prompt = oa.as_prompt(init.instructions, init.live.history)
         tools = init.live.tools if self.step.limits.duplex_tools else ()
         self.setup.init(attrs.evolve(init, instructions=prompt, tools=tools))
 
@@ -146,7 +145,7 @@ class Live(DuplexKind):
         known = ("", self.settings.model) if self.step.is_forking else self.step.limits.models
         match message:
             case Init(live=oa.LiveSettings(history=history)) if (
-                len(as_prompt(message.instructions, history)) > INSTRUCTIONS_CHARS_MAX
+                len(oa.as_prompt(message.instructions, history)) > INSTRUCTIONS_CHARS_MAX
             ):
                 text = f"$.session.input: with the instructions over {INSTRUCTIONS_CHARS_MAX}"
                 return Refused(code=ErrorCode.INVALID_PAYLOAD, message=f"{text} characters")

@@ -26,7 +26,6 @@ from ..values.frames import Refused
 from ..values.limits import ANSWER_UNITS, MS_PER_S, NS_PER_S
 from ..values.messages import EndReason, Listen, Metrics, Speech, ToolCalled
 from ..values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES, UNIT_BYTES
-from ..values.openai import Item
 from ..values.requests import Append, ClientMessage, Init
 from ..values.state import Gate
 from ..wire.dialects.omni import RESUMED
@@ -199,7 +198,7 @@ class Omni(DuplexKind):
             return
         talk, self.uncommitted = self.conversation, 0
         self.session = attrs.evolve(self.session, turn_id=self.session.turn_id + 1)
-        item, previous = Item(id=talk.new_id(), role="user", parts=SOUND_PARTS), talk.last_id
+        item, previous = oa.Item(id=talk.new_id(), role="user", parts=SOUND_PARTS), talk.last_id
         self.peer.send(oa.InputStep(kind="committed", item_id=item.id, previous_id=previous))
         talk.add_sound(item, self.samples * MS_PER_S // INPUT_RATE_HZ)
         if not message.is_speech:
@@ -448,7 +447,7 @@ class Omni(DuplexKind):
         return ends[-1][0] * MS_PER_S // OUTPUT_RATE_HZ if ends else 0
 
 
-def _is_speech(item: Item) -> bool:
+def _is_speech(item: oa.Item) -> bool:
     """Whether an item is what the model said: a call has no sound that is played."""
     return item.role == "assistant" and item.call is None
 

@@ -31,13 +31,11 @@ from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FrameError
 from ..values.frames import Refused
 from ..values.messages import EndReason, Listen, Speech, ToolCalled
 from ..values.model import OUTPUT_RATE_HZ, SAMPLE16_BYTES, SAMPLE_BYTES, rate_of
-from ..values.openai import Item
 from ..values.requests import Append, AppendSound, ClientMessage, Init, VoiceName
 from ..values.state import Gate
 from ..wire.audio import expand
 from ..wire.codec import STOCK_VOICES
 from . import conversation as shared
-from .conversation import UNHEARD, Conversation
 from .duplex import DUPLEX_HANDLERS, DuplexKind
 from .kind import Handlers
 
@@ -82,7 +80,7 @@ class OpenAI(DuplexKind):
     }
 
     sound: shared.SoundPieces = attrs.field(init=False)
-    conversation: Conversation = attrs.field(init=False)
+    conversation: shared.Conversation = attrs.field(init=False)
     updates: int = 0
     input_item: str = ""
     uncommitted_bytes: int = 0
@@ -97,7 +95,7 @@ class OpenAI(DuplexKind):
         super().__attrs_post_init__()
         self.sound = shared.SoundPieces(self.step, self.peer, self.take_second)
         first = shared.first_settings(self.peer)
-        self.conversation = Conversation(self.step, self.peer, self.loop, self.sound, first)
+        self.conversation = shared.Conversation(self.step, self.peer, self.loop, self.sound, first)
 
     # -- the session ----------------------------------------------------------------------------
 
@@ -180,7 +178,7 @@ class OpenAI(DuplexKind):
         if not self._has_prompt or self.step.behaves(behaviour.REPORTS_LATE_INSTRUCTIONS):
             return None
         code, ignored = ErrorCode.UNSUPPORTED, len(message.ignored)
-        return Refused(code=code, message=UNHEARD, ignored=ignored)
+        return Refused(code=code, message=shared.UNHEARD, ignored=ignored)
 
     def _picture_refusal(self, message: oa.CreateItem) -> Refused | None:
         """Refuse pictures that the model does not take, or for which there is no room."""
@@ -486,7 +484,7 @@ class OpenAI(DuplexKind):
 
     def _commit(self) -> None:
         previous = self.conversation.last_id
-        item = Item(id=self.input_item, role="user", parts=shared.SOUND_PARTS)
+        item = oa.Item(id=self.input_item, role="user", parts=shared.SOUND_PARTS)
         self.uncommitted_bytes, self.input_item = 0, ""
         self.peer.send(oa.InputStep(kind="committed", item_id=item.id, previous_id=previous))
         samples = self.loop.speech.samples - self.skipped

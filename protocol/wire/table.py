@@ -405,7 +405,7 @@ class Shape:
         return [*at.aside, *unknown, *at.below]
 
     def write(self, subject: object, message: object = None) -> dict[str, object]:
-        """Write an object from its subject: the message (then None), or an attribute of it."""
+        """Write an object from its subject: the message (then None), or one of its attributes."""
         message = subject if message is None else message
         body = self._template.copy()
         if self._values is not None:

@@ -33,11 +33,11 @@ from protocol.values.errors import CLOSE_NORMAL
 from protocol.values.events import Endpoint
 from protocol.values.limits import NS_PER_S, Mode
 from protocol.wire.dialects.shared import SESSION_RESUMABLE
+from recorder.format import format as log_format
 from recorder.read.reader import LogReader, read
 from recorder.read.scan import Damage, FileSource, Scanner
 from recorder.repair import verify
 from recorder.storage.store import Store
-from recorder.write import logfile
 from replay.rerun.logic import replay
 from runtime.session import crash_recovery
 from tests.golden.stage import picture
@@ -311,7 +311,7 @@ def kill_everywhere(
     clock = SimpleNamespace(time_ns=lambda: KILLED_NS + UNTIL_FOUND_NS)
     with (
         patch.object(crash_recovery, "time", clock),
-        patch.object(logfile, "BLOCK_BYTES", BLOCK_BYTES),
+        patch.object(log_format, "BLOCK_BYTES", BLOCK_BYTES),
     ):
         on_virtual_time(body)
     return kills, found

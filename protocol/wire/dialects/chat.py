@@ -22,7 +22,6 @@ from ...values.errors import invalid
 from ...values.frames import Nested, nested_in
 from ...values.messages import ToolCalled
 from .. import codec as c
-from ..codec import Reading, Value, as_object, encode_base64
 from ..dialects import shared
 from ..media import WAV_RATE_HZ_MAX, WAV_RATE_HZ_MIN, audio_s, check_image, read_audio
 from ..table import (
@@ -46,7 +45,7 @@ TOOL_NAMED: Final = c.Holds("name", "name", model.TOOL_NAME)
 _NAME_RULE: Final = "a name of a tool has 1 to 64 letters, digits, _ and -"
 
 
-def _name(value: Value, _: Reading) -> str:
+def _name(value: c.Value, _: c.Reading) -> str:
     name = value.text()
     if not model.TOOL_NAME.fullmatch(name):
         raise invalid(value.path, f"{len(name)} characters that are no name: {_NAME_RULE}")
@@ -61,9 +60,9 @@ NAME: Final = c.FieldType(
 CALL_ID: Final = c.text(limits.CALL_ID_CHARS_MAX, 1, holds=c.NAMED)
 
 
-def _schema(value: Value, _: Reading) -> str:
+def _schema(value: c.Value, _: c.Reading) -> str:
     """Read a JSON Schema as text, bounded in depth and length."""
-    found = as_object(value.value, value.path)
+    found = c.as_object(value.value, value.path)
     level: list[Nested] = [dict(found)]
     for _level in range(limits.TOOL_DEPTH_MAX):
         level = nested_in(level)
@@ -85,7 +84,7 @@ SCHEMA: Final = c.FieldType(
 )
 
 
-def _not_strict(value: Value, _: Reading) -> None:
+def _not_strict(value: c.Value, _: c.Reading) -> None:
     if value.flag():
         raise invalid(value.path, "true, but the model's tokens are not constrained to a schema")
 
@@ -321,7 +320,7 @@ VOICE_MS_MAX: Final = 600_000
 # -- contents -----------------------------------------------------------------------------------
 
 
-def _read_sound(value: Value, at: Reading) -> rq.AudioPart:
+def _read_sound(value: c.Value, at: c.Reading) -> rq.AudioPart:
     is_any = at.context.behaves(SOUND_FILES)
     return read_audio(value.path, c.binary(value, at), at.values["rate_hz"], is_any=is_any)
 
@@ -345,7 +344,7 @@ _SOUND: Final = typed(
         "data",
         c.FieldType(
             read=_read_sound,
-            write=encode_base64,
+            write=c.encode_base64,
             schema=c.base64_of(c.FLOAT32, "audio/wav"),
             holds=c.Holds("audio", "sound"),
         ),
@@ -361,7 +360,7 @@ _VIDEO: Final = typed(
 _PARTS: Final = items(variants("type", _TEXT, _IMAGE, _SOUND, _VIDEO), limits.CONTENTS_MAX, 1)
 
 
-def _one_text(value: Value, at: Reading) -> tuple[rq.Part, ...]:
+def _one_text(value: c.Value, at: c.Reading) -> tuple[rq.Part, ...]:
     return (rq.TextPart(text=_WORDS.read(value, at)),)
 
 
@@ -380,7 +379,7 @@ _CONTENT: Final = either(
 _MESSAGE: Final = messages_of(_CONTENT, _WORDS)
 
 
-def _check_conversation(at: Reading) -> None:
+def _check_conversation(at: c.Reading) -> None:
     path, messages = f"{at.path}.messages", at.values["messages"]
     _check_order(path, messages)
     check_answered(path, messages)
@@ -437,7 +436,7 @@ _SAMPLING: Final[tuple[Row | str, ...]] = (
 """The source's defaults, with which the model is served."""
 
 
-def _greedy(at: Reading) -> None:
+def _greedy(at: c.Reading) -> None:
     if not at.values.pop("do_sample", True):
         at.values["config.temperature"] = 0.0
 
@@ -474,7 +473,7 @@ _TTS: Final[tuple[Row | str, ...]] = (
 )
 
 
-def _speech(at: Reading, *, is_enabled: bool) -> None:
+def _speech(at: c.Reading, *, is_enabled: bool) -> None:
     found = {key: at.values.pop(key) for key in [*at.values] if key.startswith("speech.")}
     given = {key.removeprefix("speech."): value for key, value in found.items()}
     tts, asked = at.body.get("tts"), given.pop("enabled")

@@ -15,7 +15,6 @@ from ...values import messages as ms
 from ...values import requests as rq
 from ...values.errors import ErrorCode, LocalProtocolError
 from .. import codec as c
-from ..codec import Json
 from ..dialects import shared
 from ..table import Dialect, Field, Row, Table, computed, optional, typed
 from .chat import MADE_CALLS, ask_rows
@@ -279,7 +278,7 @@ _ANSWERS: Final = (
 class LegacyChat(Dialect):
     """The dialect of 004."""
 
-    def classify(self, _body: Json) -> rq.Request:
+    def classify(self, _body: c.Json) -> rq.Request:
         """Return the kind of request: there is only one."""
         return rq.Request.INIT
 

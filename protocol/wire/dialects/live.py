@@ -45,7 +45,6 @@ from ...values.openai import (
 from ...values.requests import AppendSound, ClientMessage, CloseRequest, Init, Request, VoiceName
 from .. import codec as c
 from ..audio import compress, to_float32
-from ..codec import Context, Fields, Json, Reading, Value, as_object, encode_base64
 from ..table import (
     DROPPED,
     Constant,
@@ -63,7 +62,6 @@ from ..table import (
 )
 from . import openai_shared as api
 from . import shared
-from .shared import PROMPT, RECORD
 
 SESSION_START: Final = "session.start"
 AUDIO_APPEND: Final = "session.input_audio.append"
@@ -85,7 +83,7 @@ def _event_id(attr: str = "event_id") -> Field:
     return Field("event_id", kind, "", attr=attr, omit=True, rank=9)
 
 
-def _rate(value: Value, at: Reading) -> int:
+def _rate(value: c.Value, at: c.Reading) -> int:
     found, coding = value.integer(), at.values.get("live.coding") or "audio/pcm"
     if coding != "audio/pcm" and found != model.G711_RATE_HZ:
         raise api.unsupported(value.path, f"{found} Hz, {coding} has 8000")
@@ -129,10 +127,10 @@ def _delegation(attr: str, backend: str, names: str, **how: Any) -> Object:
     )
 
 
-def _voice(value: Value, at: Reading) -> VoiceName | None:
+def _voice(value: c.Value, at: c.Reading) -> VoiceName | None:
     """Read a voice by its name, or by its `id`; None for the model's own."""
     if isinstance(value.value, dict):
-        fields = Fields(value.value, value.path)
+        fields = c.Fields(value.value, value.path)
         value = fields.required("id", lambda name: name)
         fields.refuse_unknown()
     found: VoiceName = c.VOICE_BY_NAME.read(value, at)
@@ -182,7 +180,7 @@ _START: Final = typed(
         ),
         _delegation("live.delegation", "live.backend", "live.tools"),
         Field("input", items(one(_ITEM), HISTORY_MAX), (), attr="live.history", omit=True),
-        Field("instructions", PROMPT, "", omit=True),
+        Field("instructions", shared.PROMPT, "", omit=True),
         Field(
             "safety_identifier",
             c.text(INPUT_ID_CHARS_MAX, holds=c.NAMED),
@@ -190,7 +188,7 @@ _START: Final = typed(
             attr="live.safety_identifier",
             omit=True,
         ),
-        Field("store", RECORD.kind, True, attr="record", omit=True),
+        Field("store", shared.RECORD.kind, True, attr="record", omit=True),
         Field("triggers", _NO_TRIGGERS, (), attr=DROPPED, doc=api.EMPTY),
         is_required=True,
         closed=api.CLOSED,
@@ -206,7 +204,7 @@ FORK_START: Final = typed(
         Field("model", c.TEXT, "", attr="live.model", omit=True),
         _audio("", 0),
         _delegation("live.delegation", "live.backend", "live.tools"),
-        Field("store", RECORD.kind, True, attr="record", omit=True),
+        Field("store", shared.RECORD.kind, True, attr="record", omit=True),
         is_required=True,
         closed=api.CLOSED,
     ),
@@ -426,10 +424,10 @@ def _called(values: dict[str, Any]) -> ms.ToolCalled | None:
     """Make the call of the event that has the whole call."""
     if values["event"].get("type") != _ITEM_DONE:
         return None
-    item = Fields(values["event"], "$.event").required("item", lambda value: value)
-    fields = Fields(as_object(item.value, item.path), item.path)
-    words = {name: fields.required(name, Value.text) for name in ("name", "arguments")}
-    call = model.ToolCall(id=fields.required("call_id", Value.text), **words)
+    item = c.Fields(values["event"], "$.event").required("item", lambda value: value)
+    fields = c.Fields(c.as_object(item.value, item.path), item.path)
+    words = {name: fields.required(name, c.Value.text) for name in ("name", "arguments")}
+    call = model.ToolCall(id=fields.required("call_id", c.Value.text), **words)
     return ms.ToolCalled(session_id="", call=call, unit=0)
 
 
@@ -443,7 +441,7 @@ def _event(at: int) -> tuple[Field, Field]:
     event = Field(
         "event",
         c.FieldType(
-            read=lambda value, _: as_object(value.value, value.path), schema={"type": "object"}
+            read=lambda value, _: c.as_object(value.value, value.path), schema={"type": "object"}
         ),
         get=lambda called: {**_events(called)[at], "sequence_number": at},
         attr="event",
@@ -475,7 +473,7 @@ _EVENTS: Final = tuple(
     for rows in map(_event, range(6))
 )
 _SECOND: Final = c.FieldType(
-    read=lambda value, _: value.pcm16(), write=encode_base64, schema=c.base64_of(c.PCM16)
+    read=lambda value, _: value.pcm16(), write=c.encode_base64, schema=c.base64_of(c.PCM16)
 )
 _UNTOLD: Final = {
     "session_id": "",
@@ -567,14 +565,14 @@ ANSWERS: Final = (
 class Live(Dialect):
     """The dialect of OpenAI's Live API."""
 
-    def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
+    def parse(self, request: Request, body: c.Json, context: c.Context) -> ClientMessage:
         """Check every field of a client's message; a format has a rate."""
         if request is Request.INIT and context.is_fork:
             return _with_rate(FORK_START.parse(body, context))
         message: ClientMessage = super().parse(request, body, context)
         return _with_rate(message) if isinstance(message, Init) else message
 
-    def decode(self, body: Json, mode: Mode = "video") -> tuple[ms.ServerMessage, ...]:
+    def decode(self, body: c.Json, mode: Mode = "video") -> tuple[ms.ServerMessage, ...]:
         """Read a server's message; a second is read at 24 kHz."""
         match body.get("type"):
             case "info":
@@ -593,8 +591,8 @@ def _with_rate(init: Init) -> Init:
     return attrs.evolve(init, live=attrs.evolve(live, coding=coding, rate_hz=rate_hz))
 
 
-def _read_second(body: Json) -> ms.Listen | ms.Speech:
-    delta = Fields(body).required("delta", Value.pcm16)
+def _read_second(body: c.Json) -> ms.Listen | ms.Speech:
+    delta = c.Fields(body).required("delta", c.Value.pcm16)
     if not any(delta):
         listen: ms.Listen = LISTEN.parse(body)
         return attrs.evolve(listen, silence_samples=len(delta) // model.SAMPLE16_BYTES)

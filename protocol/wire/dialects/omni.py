@@ -34,7 +34,6 @@ from ...values.model import CODINGS, INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES
 from ...values.requests import Append, Init, ReferenceAudio, Report, Request
 from .. import codec as c
 from ..audio import to_float32, to_pcm16
-from ..codec import Reading, Value, encode_base64
 from ..table import (
     Constant,
     Dialect,
@@ -71,7 +70,7 @@ _DATA_URL: Final = "data:"
 # -- from the client ----------------------------------------------------------------------------
 
 
-def _modality(value: Value, _: Reading) -> str:
+def _modality(value: c.Value, _: c.Reading) -> str:
     found = {each.choice(api.MODALITIES) for each in value.items(2)}
     return "audio" if "audio" in found or not found else "text"
 
@@ -99,13 +98,13 @@ def _form(name: str, rate_hz: int) -> Object:
     return Object(name, Object("format", *rows, doc="Its form."), rate, doc="Sound.")
 
 
-def _voice(value: Value, at: Reading) -> ReferenceAudio:
+def _voice(value: c.Value, at: c.Reading) -> ReferenceAudio:
     url = value.text()
     if url.startswith(_DATA_URL):
         _, comma, data = url.partition(";base64,")
         if not comma:
             raise invalid(value.path, "a data URL without base64")
-        value = Value(path=value.path, value=data)
+        value = c.Value(path=value.path, value=data)
     voice: ReferenceAudio = c.VOICE_OR_NAME.read(value, at)
     return voice
 
@@ -177,7 +176,7 @@ _INIT: Final = typed(
 )
 
 
-def _piece(value: Value, _: Reading) -> bytes:
+def _piece(value: c.Value, _: c.Reading) -> bytes:
     pcm16 = value.pcm16()
     if not 0 < len(pcm16) // 2 <= APPEND_SAMPLES_MAX:
         found = f"{len(pcm16) // 2} samples, 1 to {APPEND_SAMPLES_MAX} are allowed"
@@ -187,13 +186,13 @@ def _piece(value: Value, _: Reading) -> bytes:
 
 _PIECE: Final = c.FieldType(
     read=_piece,
-    write=lambda pcm: encode_base64(to_pcm16(pcm)),
+    write=lambda pcm: c.encode_base64(to_pcm16(pcm)),
     schema=c.base64_of(c.PCM16),
     holds=c.SPOKEN,
 )
 
 
-def _item_id(value: Value, _: Reading) -> str:
+def _item_id(value: c.Value, _: c.Reading) -> str:
     name = value.text(INPUT_ID_CHARS_MAX, 1)
     return name.replace("item_resp_", "item_", 1) if name.startswith("item_resp_") else name
 

@@ -31,7 +31,6 @@ from ...values.limits import ITEM_PARTS_MAX, MS_PER_S, Mode
 from ...values.model import CODINGS, G711_RATE_HZ, rate_of
 from ...values.requests import AppendSound, ClientMessage, Request
 from .. import codec as c
-from ..codec import Context, Fields, Json, Reading, Value, as_object, dump_frame
 from ..table import (
     DROPPED,
     Dialect,
@@ -62,9 +61,9 @@ _VOICE_CHARS_MAX: Final = 64
 _NAME: Final = c.text(_VOICE_CHARS_MAX, 1, holds=c.VOICE_NAMED)
 
 
-def _voice(value: Value, at: Reading) -> str:
+def _voice(value: c.Value, at: c.Reading) -> str:
     if at.context.behaves(behaviour.LENIENT_SETTINGS) and isinstance(value.value, dict):
-        value = Fields(value.value, value.path).required("id", lambda name: name)
+        value = c.Fields(value.value, value.path).required("id", lambda name: name)
     name: str = _NAME.read(value, at)
     return name
 
@@ -86,7 +85,7 @@ _CHOICE: Final = c.FieldType(
 _PARALLEL: Final = c.FieldType(read=lambda value, _: value.value is not False, schema={})
 
 
-def _rate(value: Value, at: Reading) -> None:
+def _rate(value: c.Value, at: c.Reading) -> None:
     coding = at.body.get("type") if at.context.behaves(behaviour.LENIENT_SETTINGS) else None
     rate_hz = rate_of(coding) if coding in CODINGS else 24_000
     value.integer(rate_hz, rate_hz)
@@ -106,7 +105,7 @@ def _format(attr: str) -> Object:
 _IDLE: Final = c.integer(MS_PER_S, IDLE_MS_MAX)
 
 
-def _idle(value: Value, at: Reading) -> int:
+def _idle(value: c.Value, at: c.Reading) -> int:
     is_read = at.context.behaves(behaviour.IDLE_TURNS) and at.body.get("type") == "server_vad"
     return int(_IDLE.read(value, at)) if is_read else 0
 
@@ -183,7 +182,7 @@ def _sent_input(transcription: Row, how: Table) -> Object:
 _TYPES: Final = ("realtime", "transcription")
 _OF_REALTIME: Final = api.only(_TYPES, "realtime", "transcription is for ?intent=transcription")
 _TRANSCRIBES: Final = c.FieldType(
-    read=lambda value, _: as_object(value.value, value.path) is not None,
+    read=lambda value, _: c.as_object(value.value, value.path) is not None,
     write=lambda wanted: {} if wanted else None,
     schema={"type": "object", "properties": {}},
 )
@@ -541,7 +540,7 @@ _TRANSCRIPTION_ANSWERS: Final = (
 class OpenAI(Dialect):
     """The dialect of OpenAI's Realtime API."""
 
-    def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
+    def parse(self, request: Request, body: c.Json, context: c.Context) -> ClientMessage:
         """Check every field of a client's message; a setting that is null is turned off."""
         message = super().parse(request, body, context)
         match message:
@@ -564,9 +563,9 @@ class OpenAI(Dialect):
         for name, is_off in off.items():
             if is_off:
                 session.setdefault("audio", {}).setdefault("input", {})[name] = None
-        return dump_frame(body)
+        return c.dump_frame(body)
 
-    def decode(self, body: Json, mode: Mode = "video") -> tuple[ms.ServerMessage, ...]:
+    def decode(self, body: c.Json, mode: Mode = "video") -> tuple[ms.ServerMessage, ...]:
         """Read a server's message; of limits there are two kinds."""
         limits = body.get("rate_limits")
         if isinstance(limits, list) and limits and limits[0].get("name") == "tokens":
@@ -585,7 +584,7 @@ def _check_parts(item: oa.Item) -> None:
             raise missing(f"$.item.content[{number}].image_url")
 
 
-def _is_null(body: Json, name: str) -> bool:
+def _is_null(body: c.Json, name: str) -> bool:
     """Whether a setting of the input is null, which is not the same as absent."""
     found: object = body
     for place in ("session", "audio", "input"):

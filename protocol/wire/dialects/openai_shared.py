@@ -22,7 +22,6 @@ from ...values.behaviour import DUPLEX_TOOLS, LENIENT_SETTINGS, TAKES_TOOLS
 from ...values.errors import invalid
 from .. import codec as c
 from ..audio import compress, to_float32, to_pcm16
-from ..codec import Reading, Value, as_object, encode_base64
 from ..table import (
     DROPPED,
     Constant,
@@ -68,7 +67,7 @@ def unsupported(path: str, what: str) -> errors.FieldError:
 def offered(kind: c.FieldType, what: str, *values: object, **schema: object) -> c.FieldType:
     """A kind of which only some values are offered; `what` is the error for any other."""
 
-    def read(value: Value, at: Reading) -> object:
+    def read(value: c.Value, at: c.Reading) -> object:
         found: object = kind.read(value, at)
         if found not in values:
             raise unsupported(value.path, what)
@@ -204,15 +203,15 @@ SENT_FUNCTIONS: Final = _functions_of(TOOL_TYPES[:1])
 _ASKED: Final = _functions_of(TOOL_TYPES, checked("strict", c.FLAG, doc="Without effect."))
 
 
-def _functions(value: Value, at: Reading) -> tuple[model.Tool, ...]:
+def _functions(value: c.Value, at: c.Reading) -> tuple[model.Tool, ...]:
     """Read functions, and leave out tools that a server would call by itself."""
     found = [each for each in value.items(limits.TOOLS_MAX) if _is_function(each)]
     return tuple(_ASKED.item.read(each, at) for each in found)
 
 
-def _is_function(tool: Value) -> bool:
-    kind = as_object(tool.value, tool.path).get("type") or "function"
-    return Value(path=f"{tool.path}.type", value=kind).choice(TOOL_TYPES) == "function"
+def _is_function(tool: c.Value) -> bool:
+    kind = c.as_object(tool.value, tool.path).get("type") or "function"
+    return c.Value(path=f"{tool.path}.type", value=kind).choice(TOOL_TYPES) == "function"
 
 
 FUNCTIONS: Final = attrs.evolve(_ASKED, read=_functions)
@@ -231,7 +230,7 @@ METADATA_CHARS_MAX: Final = 512
 """As the API has them."""
 
 
-def _modality(value: Value, _: Reading) -> str:
+def _modality(value: c.Value, _: c.Reading) -> str:
     found = [each.choice(MODALITIES) for each in value.items(2)]
     if len(found) != 1:
         raise unsupported(value.path, 'there is ["audio"], speech with its transcript, or ["text"]')
@@ -257,15 +256,15 @@ TOKENS: Final = c.FieldType(
 """A number of tokens; 0 is `inf`."""
 
 
-def _metadata(value: Value, _: Reading) -> oa.Metadata:
-    found = as_object(value.value, value.path)
+def _metadata(value: c.Value, _: c.Reading) -> oa.Metadata:
+    found = c.as_object(value.value, value.path)
     if len(found) > METADATA_MAX:
         raise invalid(value.path, f"{len(found)} names, at most {METADATA_MAX} are allowed")
     for name, text in found.items():
         if len(name) > METADATA_NAME_CHARS_MAX:
             count = f"a name of {len(name)} characters"
             raise invalid(value.path, f"{count}, at most {METADATA_NAME_CHARS_MAX} are allowed")
-        Value(path=f"{value.path}.?", value=text).text(METADATA_CHARS_MAX)
+        c.Value(path=f"{value.path}.?", value=text).text(METADATA_CHARS_MAX)
     return tuple(cast("Mapping[str, str]", found).items())
 
 
@@ -365,7 +364,7 @@ def sent_part(kinds: tuple[str, ...] = PART_KINDS) -> One:
 _ROLE: Final = c.choice(("user", "assistant", "system"))
 
 
-def _role(value: Value, _: Reading) -> str:
+def _role(value: c.Value, _: c.Reading) -> str:
     found = value.choice(("user", "assistant", "system", "developer"))
     return "system" if found == "developer" else found
 
@@ -425,8 +424,8 @@ def _any_item(message: Table, *others: Table) -> Variants:
     """The kind of an item that is a message, or belongs to tools."""
     tables = {"message": message, **{table.kind: table for table in others}}
 
-    def read(value: Value, at: Reading) -> Any:
-        kind = as_object(value.value, value.path).get("type")
+    def read(value: c.Value, at: c.Reading) -> Any:
+        kind = c.as_object(value.value, value.path).get("type")
         table = tables.get(kind) if isinstance(kind, str) else None
         return (table or message).parse_below(value, at)
 
@@ -767,7 +766,7 @@ WORDS: Final = typed(
 )
 _PCM: Final = c.FieldType(
     read=lambda value, _: to_float32(value.pcm16()),
-    write=encode_base64,
+    write=c.encode_base64,
     schema=c.base64_of(c.PCM16),
 )
 SOUND: Final = typed(

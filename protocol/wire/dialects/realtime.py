@@ -40,10 +40,8 @@ from ...values.limits import APPEND_SAMPLES_MIN, INPUT_ID_CHARS_MAX, TOOLS_MAX, 
 from ...values.openai import CancelResponse, UserWords
 from ...values.requests import Append, Ask, ClientMessage, Init, Request
 from .. import codec as c
-from ..codec import Context, Fields, Json, Reading, Value, as_object
 from ..table import Dialect, Field, Object, Row, Rule, Table, checked, computed, optional, typed
 from . import chat, shared
-from .chat import MADE_CALLS, ask_rows
 
 FULL_DUPLEX: Final = "full_duplex"
 """The runtime mode of both `mode=video` and `mode=audio` (001, Modes)."""
@@ -67,9 +65,9 @@ _ENDS: Final[Mapping[str, ms.EndReason]] = {word: end for end, word in _REASONS.
 # -- from the client ----------------------------------------------------------------------------
 
 
-def _voice_is_object(at: Reading) -> None:
+def _voice_is_object(at: c.Reading) -> None:
     if at.body.get("voice") is not None:
-        as_object(at.body["voice"], f"{at.path}.voice")
+        c.as_object(at.body["voice"], f"{at.path}.voice")
 
 
 _INIT: Final = typed(
@@ -130,7 +128,7 @@ def _nothing(name: str) -> Field:
     return checked(name, c.because(c.text(0), _OF_TURNS))
 
 
-def _no_tools(value: Value, _: Reading) -> None:
+def _no_tools(value: c.Value, _: c.Reading) -> None:
     if value.items(TOOLS_MAX):
         raise invalid(value.path, f"tools, but {_OF_TURNS}")
 
@@ -153,7 +151,7 @@ _CHAT_INIT: Final = typed(
 _ASK: Final = typed(
     Ask,
     shared.INPUT_APPEND,
-    Object("input", *ask_rows(is_enabled=True), is_required=True, rank=1),
+    Object("input", *chat.ask_rows(is_enabled=True), is_required=True, rank=1),
     shared.INPUT_ID,
     lacks={"record": True},
     where="a turn of realtime",
@@ -307,7 +305,7 @@ _CHAT_DONE: Final = typed(
     Field("text", c.TEXT),
     Field("audio", c.SPEECH, b"", attr="pcm", omit=True),
     Field("reason", c.choice(("turn_end", "length", "interrupted", "tool_calls")), "turn_end"),
-    Field("tool_calls", MADE_CALLS, (), omit=True),
+    Field("tool_calls", chat.MADE_CALLS, (), omit=True),
     Object(
         "metrics",
         *shared.METRICS,
@@ -369,13 +367,13 @@ class Realtime(Dialect):
             return (*own, *shared.COMMON)
         return (_CHAT_CREATED, *_CHAT_DELTAS.values(), _CHAT_DONE, _CLOSED, *shared.COMMON)
 
-    def classify(self, body: Json) -> Request:
+    def classify(self, body: c.Json) -> Request:
         """Return the kind of request of a client's message."""
         if body.get("type") == _RESPONSE_CANCEL:  # which only a chat knows
             return Request.CANCEL
         return shared.classify(body, self.types)
 
-    def parse(self, request: Request, body: Json, context: Context) -> ClientMessage:
+    def parse(self, request: Request, body: c.Json, context: c.Context) -> ClientMessage:
         """Check every field of a client's message."""
         if context.mode == "chat" and request in _CHAT_REQUESTS:
             message: ClientMessage = _CHAT_REQUESTS[request].parse(body, context)
@@ -397,12 +395,12 @@ class Realtime(Dialect):
             return _CANCEL.encode(message)
         return super().encode_request(message)
 
-    def decode(self, body: Json, mode: Mode = "video") -> tuple[ms.ServerMessage, ...]:
+    def decode(self, body: c.Json, mode: Mode = "video") -> tuple[ms.ServerMessage, ...]:
         """Read a server's message; text and audio of a unit are a `Speech` each, or a `Delta`."""
         if body.get("type") != OUTPUT_DELTA:
             return super().decode(body, mode)
         tables = _CHAT_DELTAS if mode == "chat" else _DELTAS
-        kind = Fields(body).required("kind", lambda value: value.choice(tuple(tables)))
+        kind = c.Fields(body).required("kind", lambda value: value.choice(tuple(tables)))
         return (tables[kind].parse(body),)
 
 
@@ -502,7 +500,7 @@ _V1_ANSWERS: Final = (
 class DuplexV1(Dialect):
     """The dialect of 000."""
 
-    def classify(self, body: Json) -> Request:
+    def classify(self, body: c.Json) -> Request:
         """Return the kind of request of a client's message; an update of 003 is misplaced."""
         if shared.is_model_update(body):
             return Request.MISPLACED

@@ -21,7 +21,6 @@ from ...values.errors import invalid
 from ...values.model import INPUT_RATE_HZ, DuplexConfig, SlidingWindow
 from ...values.requests import CloseRequest, Played, Request
 from .. import codec as c
-from ..codec import Json, Reading, Value
 from ..table import Field, Object, Row, Rule, checked, computed, items, optional, typed
 
 SLICES: Final = c.integer(1, limits.SLICES_MAX)
@@ -39,7 +38,7 @@ def frames(name: str) -> Field:
     return Field(name, kind, (), attr="frames", omit=True, aside_in={"audio": ()})
 
 
-def _record(value: Value, at: Reading) -> bool:
+def _record(value: c.Value, at: c.Reading) -> bool:
     if not value.flag() and at.context.must_record:
         raise invalid(value.path, "false, but this server records all sessions of this client")
     return bool(value.value)
@@ -94,7 +93,7 @@ RECORDING_STATES: Final[tuple[ms.RecordingState, ...]] = ("on", "off", "failed")
 # -- the client's type --------------------------------------------------------------------------
 
 
-def classify(body: Json, own: Mapping[str, Request]) -> Request:
+def classify(body: c.Json, own: Mapping[str, Request]) -> Request:
     """Return the kind of a message; MISPLACED for a type that only another dialect has."""
     kind = body.get("type")
     if not isinstance(kind, str) or kind not in KNOWN_TYPES:
@@ -102,7 +101,7 @@ def classify(body: Json, own: Mapping[str, Request]) -> Request:
     return own.get(kind, Request.MISPLACED)
 
 
-def is_model_update(body: Json) -> bool:
+def is_model_update(body: c.Json) -> bool:
     """Whether this is 003's `session.update`: a `model`, and no object `session` (000)."""
     return (
         body.get("type") == SESSION_UPDATE
@@ -115,7 +114,7 @@ OPENAI_SESSIONS: Final = ("realtime", "transcription")
 """The types of sessions in OpenAI's Realtime API; no session of ours has a type."""
 
 
-def is_openai_update(body: Json) -> bool:
+def is_openai_update(body: c.Json) -> bool:
     """Whether this is the `session.update` of OpenAI's Realtime API, which is not spoken here.
 
     An update for a transcription that also has 003's `model` is 003's.
@@ -144,7 +143,7 @@ def end_word(reasons: Mapping[ms.EndReason, str]) -> Callable[[ms.Closed], str]:
 # -- tables -------------------------------------------------------------------------------------
 
 
-def _closing_words(value: Value, _: Reading) -> str | None:
+def _closing_words(value: c.Value, _: c.Reading) -> str | None:
     """Read a client's own words: None if it is not a string or empty; a longer one is cut."""
     words = value.value
     return words[: limits.REASON_CHARS_MAX] or None if isinstance(words, str) else None
@@ -232,7 +231,7 @@ DECODE_MODES: Final = ("sampling", "greedy")
 _REPETITION: Final = "the weight of repeated text is not offered as a setting"
 
 
-def _greedy(at: Reading) -> None:
+def _greedy(at: c.Reading) -> None:
     if at.values.pop("decode_mode", None) == "greedy":
         at.values["config.temperature"] = 0.0
 
@@ -281,7 +280,7 @@ def slices_once(name: str) -> Rule:
     `FieldError` if both are there and differ, so that one of them would be ignored.
     """
 
-    def check(at: Reading) -> None:
+    def check(at: c.Reading) -> None:
         inner = at.values.pop("inner_slices", None)
         settings = at.body.get(name)
         if inner is None or not isinstance(settings, dict):

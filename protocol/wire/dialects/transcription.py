@@ -47,7 +47,6 @@ from ..codec import (
 )
 from ..table import DROPPED, Dialect, Field, Object, Table, computed, no_frame, typed
 from . import legacy, shared
-from .shared import RECORD
 
 SESSION_CREATE: Final = "session.create"
 AUDIO_COMMIT: Final = "input_audio_buffer.commit"
@@ -103,7 +102,7 @@ def _choice(kind: str) -> Table:
         Field("model", TEXT, code=ErrorCode.INVALID_EVENT),
         _hint("language", "the model writes down the language that it hears, and takes no other"),
         _hint("prompt", "the model has fixed instructions, and takes no prompt", PROMPTED),
-        RECORD,
+        shared.RECORD,
     )
 
 
