@@ -87,6 +87,10 @@ RECORDINGS: Final[Commands] = MappingProxyType(
 )
 DEV: Final[Commands] = MappingProxyType(
     {
+        "quantize": (
+            "runtime.commands.quantize",
+            "Save a checkpoint with a quantised language model.",
+        ),
         "schema": ("runtime.commands.schema", "Describe the wire protocols."),
         "states": ("runtime.cli", "Draw the session's state diagrams."),
         "play": ("replay.play", "Serve a recording to clients under test."),

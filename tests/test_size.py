@@ -23,8 +23,8 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (225, 1),
     "protocol": (13_300, 47),
     "recorder": (4_237, 20),
-    "runtime": (22_434, 107),
-    "runtime/model": (9_835, 46),
+    "runtime": (22_465, 108),
+    "runtime/model": (9_899, 46),
     "replay": (10_540, 47),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""

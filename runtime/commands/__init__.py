@@ -1,1 +1,1 @@
-"""The commands: talk, chat, transcribe, demo, doctor, workers and schema."""
+"""The commands: talk, chat, transcribe, demo, doctor, workers, schema and quantize."""

@@ -29,9 +29,10 @@ ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
     "recordings redact": (LOG, "--output", "out.session.zst"),
     "recordings list": (".",),
     "doctor": (),
+    "dev quantize": ("tiny", "--output", "out"),
 }
 """What each command is given beside the choice; URL is the address of a server."""
-LONG: Final = frozenset({"demo", "serve", "workers start"})
+LONG: Final = frozenset({"dev quantize", "demo", "serve", "workers start"})
 """Their choices measure or talk for long, or serve for ever; they have tests of their own."""
 DENIED: Final = {
     ("doctor", "--device", "cuda"): 1,

@@ -375,6 +375,17 @@ ROWS: Final = """
 2 | dev schema --outpt | No such option '--outpt'. Did you mean '--output'?
 2 | dev schema realtime | Got unexpected extra argument (realtime)
 2 | dev schema --mode audio | No such option '--mode'.
+2 | dev quantize | Missing argument 'FOLDER'.
+2 | dev quantize tiny | Missing option '--to'. Choose from:
+2 | dev quantize tiny --to int2 | Invalid value for '--to': 'int2' is not one of 'int4', 'int8'
+1 | dev quantize nothing --to int4 | unknown model 'nothing': choose from tiny, scripted, or name
+1 | dev quantize empty --to int4 | empty: config.json: No such file or directory
+1 | dev quantize notes.txt --to int8 | unknown model 'notes.txt': choose from tiny, scripted, or
+1 | dev quantize tiny --to int4 --output empty | empty exists
+2 | dev quantize tiny --too int4 | No such option '--too'. Did you mean '--to'?
+2 | dev quantize --to int4 | Missing argument 'FOLDER'.
+2 | dev quantize tiny --to | Option '--to' requires an argument.
+2 | dev quantise tiny | No such command 'quantise'. Did you mean 'quantize'?
 2 | dev states x | Got unexpected extra argument (x)
 2 | dev states --svg | No such option '--svg'.
 2 | dev states --json | No such option '--json'.

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F  # noqa: N812
 
+from runtime.commands.quantize import quantize_command
+from runtime.model.backends.minicpmo import checkpoint
 from runtime.model.backends.minicpmo import quantized as module
 from runtime.model.backends.minicpmo.attention import Row, spans_of
 from runtime.model.backends.minicpmo.checkpoint import WEIGHTS, CheckpointError, load_parts
@@ -24,6 +26,8 @@ from runtime.model.backends.minicpmo.quantized import (
     FILES,
     GROUP,
     QuantizedLinear,
+    gptq_tensors,
+    joined_words,
     quantized,
     read_quantization,
     unpacked,
@@ -32,7 +36,7 @@ from runtime.model.backends.minicpmo.runner import PROBE_ROWS, rows_are_independ
 from runtime.model.backends.minicpmo.work import Feed
 from runtime.model.models import ModelUnusableError, load_backend, load_checkpoint
 from tests.models.flash import flash_on_cpu
-from tests.models.quantized import FORMS, Form, packed, rewrite
+from tests.models.quantized import FORMS, Form, rewrite
 from tests.models.random_model import facts, opener, unit, write_checkpoint
 
 GATE = "llm.model.layers.0.mlp.gate_proj"
@@ -268,8 +272,83 @@ def test_words_are_split_as_they_were_joined(bits: int) -> None:
     generator = torch.Generator().manual_seed(1)
     codes = torch.randint(0, 1 << bits, (5, 64), generator=generator, dtype=torch.uint8)
     codes[0] = (1 << bits) - 1
-    words = torch.from_numpy(packed(codes.numpy().astype(np.uint32), bits).view(np.int32))
-    assert torch.equal(unpacked(words, bits), codes)
+    assert torch.equal(unpacked(joined_words(codes, bits), bits), codes)
+
+
+@pytest.mark.parametrize("form", ["int4", "int8"])
+def test_a_saved_checkpoint_is_what_is_quantised_when_loaded(
+    source: Path, tmp_path: Path, form: str
+) -> None:
+    """A folder that was saved to load sooner would say other things."""
+    copied = tmp_path / "model"
+    shutil.copytree(source, copied)
+    done = CliRunner().invoke(quantize_command, [str(copied), "--to", form], catch_exceptions=False)
+    assert done.output == f"saved in {copied}-{form}\n"
+    saved, made = parts_of(tmp_path / f"model-{form}"), parts_of(copied, quantize=form)
+    assert set(saved.state_dict()) == set(made.state_dict())
+    for key, value in saved.state_dict().items():
+        assert torch.equal(value, made.state_dict()[key]), key
+    assert any(isinstance(layer, QuantizedLinear) for layer in made.modules())
+    again = CliRunner().invoke(quantize_command, [str(copied), "--to", form])
+    assert again.exit_code == 1
+    assert f"{copied}-{form} exists" in again.output
+    twice = CliRunner().invoke(quantize_command, [f"{copied}-{form}", "--to", form])
+    assert "its files are quantised (gptq)" in twice.output
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_run_that_fails_or_is_killed_leaves_nothing_in_the_way(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next run failed about a folder that nobody had named, until it was removed by hand."""
+    copied, part = tmp_path / "model", tmp_path / "model-int4.part"
+    shutil.copytree(source, copied)
+
+    def full(*_: object, **__: object) -> None:
+        assert part.is_dir()
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "save_file", full)
+        failed = CliRunner().invoke(quantize_command, [str(copied), "--to", "int4"])
+    assert "No space left" in failed.output
+    assert not part.exists()
+    part.mkdir()
+    (part / "old.safetensors").touch()
+    done = CliRunner().invoke(quantize_command, [str(copied), "--to", "int4"])
+    assert done.exit_code == 0, done.output
+    assert not (tmp_path / "model-int4" / "old.safetensors").exists()
+
+
+def test_files_in_folders_of_a_checkpoint_are_saved_with_it(source: Path, tmp_path: Path) -> None:
+    """A voice's or an adapter's own config.json would be missing."""
+    copied = tmp_path / "model"
+    shutil.copytree(source, copied)
+    (copied / "extra").mkdir()
+    for name in ("config.json", WEIGHTS):
+        (copied / "extra" / name).write_text("{}")
+    CliRunner().invoke(quantize_command, [str(copied), "--to", "int4"], catch_exceptions=False)
+    saved = sorted(path.name for path in (tmp_path / "model-int4" / "extra").iterdir())
+    assert saved == ["config.json", WEIGHTS]
+    assert "quantization_config" in (tmp_path / "model-int4" / "config.json").read_text()
+
+
+def test_the_files_are_in_a_form_that_others_read() -> None:
+    """Only we could read what we save."""
+    weight = torch.randn(16, 256, generator=torch.Generator().manual_seed(1))
+    found = gptq_tensors(weight, 4)
+    shapes = {name: (tuple(each.shape), each.dtype) for name, each in found.items()}
+    assert shapes == {
+        "qweight": ((32, 16), torch.int32),
+        "qzeros": ((2, 2), torch.int32),
+        "scales": ((2, 16), torch.float16),
+        "g_idx": ((256,), torch.int32),
+    }
+    codes, scales, zeros = quantized(weight, 4)
+    assert int(found["qweight"][0, 3]) & 15 == codes[3, 0]
+    assert int(found["qweight"][0, 3]) >> 4 & 15 == codes[3, 1]
+    assert (int(found["qzeros"][1, 0]) & 15) + 1 == zeros[0, 1]
+    assert torch.equal(found["scales"].T, scales)
 
 
 def test_a_model_is_loaded_quantised_and_says_so(source: Path) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any, Final
 import attrs
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils.parametrizations import weight_norm
@@ -29,7 +31,7 @@ from transformers import LlamaModel, Qwen3Config, Qwen3ForCausalLM
 
 from . import quantized
 from .audio import AudioEncoder, AudioProjection, MelFrontEnd
-from .config import ModelConfig, TtsConfig
+from .config import ModelConfig, TtsConfig, load_config
 from .vision import Resampler, VisionTower
 
 # -- the speech decoder -------------------------------------------------------------------------
@@ -400,6 +402,54 @@ def load_parts(
         kind = f"keys with numbers that are not finite in {str(dtype).removeprefix('torch.')}"
         raise CheckpointError("; ".join(_listed(kind, tuple(sorted(broken)))))
     return parts
+
+
+def save_quantized(folder: Path, into: Path, quantize: str) -> None:
+    """Write a checkpoint with the language model's layers quantised, in GPTQ's form.
+
+    `FileExistsError`: `into` exists; other errors are those of `load_parts`.
+    """
+    if into.exists():
+        raise FileExistsError(f"{into} exists")
+    config, bits = load_config(folder / CONFIG), quantized.BITS[quantize]
+    quantized.chosen(config.quantization, quantize)
+    if problems := survey(expected(config, folder), folder).problems:
+        raise CheckpointError("the checkpoint does not fit its config: " + "; ".join(problems))
+    files = weight_files(folder)
+    part = into.with_name(f"{into.name}.part")
+    shutil.rmtree(part, ignore_errors=True)  # Of a run that was killed.
+    written = {INDEX, CONFIG, *(path.name for path in files)}
+    try:
+        shutil.copytree(
+            folder, part, ignore=lambda where, _: written if Path(where) == folder else set()
+        )
+        _write_quantized(folder, files, part, bits)
+        part.rename(into)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def _write_quantized(folder: Path, files: Sequence[Path], part: Path, bits: int) -> None:
+    places = dict[str, str]()
+    for path in files:
+        kept = dict[str, torch.Tensor]()
+        with _opened(path) as file:
+            for key in sorted(file.keys()):
+                tensor, name = file.get_tensor(key), key.rpartition(".")[0]
+                if quantized.is_quantizable(key, tensor.shape):
+                    made = quantized.gptq_tensors(tensor, bits)
+                    kept |= {f"{name}.{suffix}": each for suffix, each in made.items()}
+                else:
+                    kept[key] = tensor
+        save_file(kept, part / path.name, metadata={"format": "pt"})
+        places |= dict.fromkeys(kept, path.name)
+    if files != [folder / WEIGHTS]:
+        index = {"metadata": {}, "weight_map": places}
+        (part / INDEX).write_text(json.dumps(index), encoding="utf-8")
+    raw = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    raw[quantized.KEY] = quantized.written_quantization(bits)
+    (part / CONFIG).write_text(json.dumps(raw, indent=2), encoding="utf-8")
 
 
 def _take(

@@ -142,6 +142,18 @@ def read_quantization(raw: Mapping[str, Any] | None) -> Quantization | None:
     )
 
 
+def written_quantization(bits: int) -> dict[str, object]:
+    """The `quantization_config` of weights that we quantised."""
+    return {
+        "quant_method": "gptq",
+        "checkpoint_format": "gptq",
+        "bits": bits,
+        "group_size": GROUP,
+        "desc_act": False,
+        "sym": False,
+    }
+
+
 def with_quantization(raw: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
     """Add what a folder's own file says about quantisation to a `config.json` without it."""
     if raw.get(KEY) is not None:
@@ -275,6 +287,25 @@ def unpacked(words: Tensor, bits: int, order: tuple[int, ...] | None = None) -> 
     """Split the words of the last dimension into codes, (..., words) -> (..., codes), uint8."""
     places = torch.tensor(order or range(WORD_BITS // bits), device=words.device) * bits
     return (words[..., None] >> places & (1 << bits) - 1).to(torch.uint8).flatten(-2)
+
+
+def joined_words(codes: Tensor, bits: int) -> Tensor:
+    """Join codes of the last dimension, (..., codes) -> (..., words), int32; as GPTQ has them."""
+    places = torch.arange(WORD_BITS // bits) * bits
+    parts = codes.reshape(*codes.shape[:-1], -1, len(places)).long()
+    words: Tensor = (parts << places).sum(-1)
+    return words.to(torch.int32)
+
+
+def gptq_tensors(weight: Tensor, bits: int) -> dict[str, Tensor]:
+    """Quantise weights, (out, in), to the tensors of a layer in the format `gptq`."""
+    codes, scales, zeros = quantized(weight, bits)
+    return {
+        "qweight": joined_words(codes, bits).T.contiguous(),
+        "qzeros": joined_words(zeros.T, bits) - ones(bits),
+        "scales": scales.T.contiguous(),
+        "g_idx": torch.arange(weight.shape[1], dtype=torch.int32) // GROUP,
+    }
 
 
 def ones(bits: int) -> int:
