@@ -60,7 +60,12 @@ GROUPS: Final[Mapping[str, Commands]] = MappingProxyType(
             "export": ("replay.export.formats", "Export a session as WAV, MP4, MCAP..."),
             "eval": ("replay.assess.command", "Measure recorded conversations."),
         },
-        "Develop": {"dev": ("runtime.cli", "Protocols, states, and tests of clients and servers.")},
+        "Develop": {
+            "dev": (
+                "runtime.cli",
+                "Protocols, states, measurements, and tests of clients and servers.",
+            )
+        },
     }
 )
 """The commands at the top, by heading of the help."""
@@ -87,6 +92,7 @@ RECORDINGS: Final[Commands] = MappingProxyType(
 )
 DEV: Final[Commands] = MappingProxyType(
     {
+        "bench": ("runtime.commands.bench", "Measure the sessions of an engine."),
         "quantize": (
             "runtime.commands.quantize",
             "Save a checkpoint with a quantised language model.",
@@ -103,7 +109,6 @@ MOVED: Final = MappingProxyType(
         "worker": "antiphon workers start",
         "sessions": "antiphon recordings list",
         "fuzz": "python -m tests.fuzz, in a clone of the repository",
-        "bench": "python -m tests.bench.engine, in a clone of the repository",
         "help": "antiphon --help",
     }
 )
@@ -383,7 +388,7 @@ def recordings_command() -> None:
 
 @click.group("dev", cls=LazyGroup, groups={"Commands": DEV})
 def dev_command() -> None:
-    """Describe the protocols, and test clients and servers."""
+    """Describe the protocols, measure, and test clients and servers."""
 
 
 def load_viewer(name: ViewName) -> Viewer:

@@ -159,6 +159,7 @@ LACKING: Final = {
     "serve": "server",
     "workers start": "server",
     "doctor": "server",
+    "dev bench engine": "server",
     "dev schema": "server",
     f"dev play {LOG}": "server",
     f"export {LOG} --output call.mp4": "media",

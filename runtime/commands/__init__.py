@@ -1,1 +1,1 @@
-"""The commands: talk, chat, transcribe, demo, doctor, workers, schema and quantize."""
+"""The commands: talk, chat, transcribe, demo, doctor, workers, schema, bench and quantize."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ..model.models import ModelUnknownError, ModelUnusableError, explained, model_folder
-from runtime.net.process import importing
+from ..net.process import importing
 from ..settings.settings import QUANTIZATIONS
 
 

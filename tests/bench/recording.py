@@ -42,12 +42,7 @@ from recorder.storage.store import Store
 from recorder.write.log import SessionLog
 from recorder.write.writer import Recorder
 from runtime import RUN
-from runtime.commands.demo import served
-from runtime.net import process
-from runtime.net.connection import Ready
-from runtime.session.journal import Journal, OpenLog
-from runtime.session.setup import Identity, SystemIdentities
-from tests.bench.engine import (
+from runtime.commands.bench import (
     BenchError,
     Speech,
     Times,
@@ -60,6 +55,11 @@ from tests.bench.engine import (
     sum_up,
     table,
 )
+from runtime.commands.demo import served
+from runtime.net import process
+from runtime.net.connection import Ready
+from runtime.session.journal import Journal, OpenLog
+from runtime.session.setup import Identity, SystemIdentities
 from tests.bench.formats import FormatName, JsonLines, Mcap, UnitFormat, Wav
 from tests.bench.gateway.material import input_second, output_second
 from tests.bench.units import SECONDS, SECONDS_MAX, SESSIONS_MANY, measure_units

@@ -50,15 +50,7 @@ from protocol.values.model import INPUT_RATE_HZ, Chunk, ChunkResult
 from runtime.client.duplex import TranscriptionSession
 from runtime.client.errors import ClientError, SessionClosedError
 from runtime.client.sdk import transcribe
-from runtime.commands.demo import served
-from runtime.media.sound import read_wav
-from runtime.model.backends.base import BackendError, ContextFull
-from runtime.model.backends.minicpmo.anchor import Transcript
-from runtime.model.backends.minicpmo.model import DuplexModel
-from runtime.model.backends.minicpmo.work import Compute, Feed, Work
-from runtime.model.models import ModelUnknownError, ModelUnusableError, load_checkpoint
-from runtime.net import process
-from tests.bench.engine import (
+from runtime.commands.bench import (
     MS,
     BenchError,
     Speech,
@@ -68,6 +60,14 @@ from tests.bench.engine import (
     print_progress,
     table,
 )
+from runtime.commands.demo import served
+from runtime.media.sound import read_wav
+from runtime.model.backends.base import BackendError, ContextFull
+from runtime.model.backends.minicpmo.anchor import Transcript
+from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.backends.minicpmo.work import Compute, Feed, Work
+from runtime.model.models import ModelUnknownError, ModelUnusableError, load_checkpoint
+from runtime.net import process
 from tests.models.blocking import alone
 
 # -- phrases and their words ----------------------------------------------------------------------

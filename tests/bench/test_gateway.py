@@ -32,7 +32,7 @@ from protocol.values.model import OUTPUT_RATE_HZ, SAMPLE_BYTES, UNIT_BYTES
 from protocol.values.requests import Append, Request
 from protocol.wire.codec import Context, encode_base64, parse_frame
 from protocol.wire.dialects.realtime import REALTIME
-from tests.bench.engine import Times
+from runtime.commands.bench import Times
 from tests.bench.gateway import __main__ as command
 from tests.bench.gateway import measure as gateway
 from tests.bench.gateway.child import GatewayBenchError, child
@@ -181,7 +181,7 @@ def test_a_server_that_does_not_start_is_one_line(tmp_path: Path) -> None:
     """A traceback of a child says nothing to whoever ran the bench."""
 
     async def run() -> None:
-        async with child("wrong", tmp_path, (), "tests.bench.engine.no_such_module"):
+        async with child("wrong", tmp_path, (), "runtime.commands.bench.no_such_module"):
             pass
 
     with pytest.raises(GatewayBenchError, match=r"^wrong gave no answer: .*no_such_module"):

@@ -17,7 +17,7 @@ from mcap.reader import make_reader
 from protocol.values.model import UNIT_BYTES, UNIT_SAMPLES
 from recorder.format.encoding import restore
 from recorder.format.format import Record
-from tests.bench.engine import load_speech
+from runtime.commands.bench import load_speech
 from tests.bench.formats import JsonLines, Mcap, Wav
 from tests.bench.gateway.material import output_second
 from tests.bench.recording import make_unit, recording_command

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from protocol.values.model import INPUT_RATE_HZ
+from runtime.commands.bench import BenchError, machine_facts
 from runtime.commands.demo import served
 from runtime.model.backends.minicpmo.anchor import Anchor
 from runtime.model.backends.minicpmo.model import DuplexModel
-from tests.bench.engine import BenchError, machine_facts
 from tests.bench.streaming import (
     HELDOUT,
     PARTS,

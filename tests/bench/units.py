@@ -28,9 +28,9 @@ from protocol.values.messages import Created, ErrorReport, Listen, QueueDone, Sp
 from protocol.values.requests import Append, Init
 from runtime.client.errors import ClientError
 from runtime.client.session import ClientSession, connect
+from runtime.commands import bench as engine
 from runtime.commands.demo import model_option, sample, served
 from runtime.net import process
-from tests.bench import engine
 
 INSTRUCTIONS: Final = "Answer what you hear and see."
 SESSIONS_WAIT_S: Final = 60.0

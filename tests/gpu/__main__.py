@@ -25,11 +25,11 @@ from typing import Any, Final
 import attrs
 import torch
 
+from runtime.commands.bench import ARRIVALS
 from runtime.model.backends.minicpmo.config import ModelConfig, load_config
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.quantized import BITS
 from runtime.model.models import tiny_path
-from tests.bench.engine import ARRIVALS
 from tests.gpu import engine
 from tests.gpu.agreement import agreement
 from tests.gpu.backend import give_voice

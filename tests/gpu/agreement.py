@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from protocol.values.model import DuplexConfig, Opening, Unit, UnitResult, Voice
+from runtime.commands.bench import camera_frame, load_speech
 from runtime.model.backends.base import Forced
 from runtime.model.backends.minicpmo.batched import ON_CPU, Means, means_on
 from runtime.model.backends.minicpmo.checkpoint import Parts, build_parts
@@ -26,7 +27,6 @@ from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.runner import ModelRunner
 from runtime.model.backends.minicpmo.tokens import Tokens
 from runtime.model.backends.minicpmo.work import Fed, Work
-from tests.bench.engine import camera_frame, load_speech
 from tests.models.blocking import alone
 from tests.models.full_shape import Mute, randomize
 

@@ -11,10 +11,7 @@ import anyio
 import attrs
 import torch
 
-from runtime.model.backends.minicpmo.model import DuplexModel
-from runtime.model.engine.backend import EngineBackend
-from runtime.net import process
-from tests.bench.engine import (
+from runtime.commands.bench import (
     ARRIVALS,
     Arrival,
     Case,
@@ -26,6 +23,9 @@ from tests.bench.engine import (
     run_engine,
     run_rebuilt,
 )
+from runtime.model.backends.minicpmo.model import DuplexModel
+from runtime.model.engine.backend import EngineBackend
+from runtime.net import process
 
 from .profiled import kernels, stages
 

@@ -10,9 +10,9 @@ import attrs
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from runtime.commands.bench import Case, EngineRun, Load
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.work import Work
-from tests.bench.engine import Case, EngineRun, Load
 
 from .virtual import run_virtual
 

@@ -22,8 +22,7 @@ import antiphon
 from protocol.values.messages import Listen, Speech
 from protocol.values.requests import Append, Init
 from runtime import RUN, SOURCE_TREE
-from runtime.commands.demo import served
-from tests.bench.engine import (
+from runtime.commands.bench import (
     DUE_S,
     MS,
     Arrival,
@@ -34,7 +33,8 @@ from tests.bench.engine import (
     machine_facts,
     sum_up,
 )
-from tests.bench.engine import Load as Said
+from runtime.commands.bench import Load as Said
+from runtime.commands.demo import served
 from tests.gpu.backend import install
 from tests.gpu.engine import SPEAKING_TOKENS
 from tests.project.evidence import keep, made

@@ -14,11 +14,11 @@ from typing import Any
 
 from protocol.values import model as md
 from protocol.values.limits import NS_PER_S
+from runtime.commands.bench import BEHIND_S, DUE_S, MS, Answer, Case, EngineRun, Load, sum_up_run
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.session import SteppedSession
 from runtime.model.engine.backend import BATCH_MAX
 from runtime.model.engine.engine import BACKGROUND, Scheduler, Task
-from tests.bench.engine import BEHIND_S, DUE_S, MS, Answer, Case, EngineRun, Load, sum_up_run
 
 
 class _Client:

@@ -11,10 +11,10 @@ import attrs
 import click
 import orjson
 
+from runtime.commands.bench import print_progress
 from runtime.net import process
 from tests.bench.capacity.measure import MODES, Measured, measure
 from tests.bench.capacity.model import Gateway, reckon, tables
-from tests.bench.engine import print_progress
 from tests.bench.gateway.child import ROOT
 
 EVIDENCE: Final = ROOT / "docs" / "evidence" / "capacity.json"

@@ -17,7 +17,7 @@ import anyio
 import attrs
 import numpy as np
 
-from tests.bench.engine import machine_facts
+from runtime.commands.bench import machine_facts
 from tests.bench.gateway.child import ROOT, Child, child
 from tests.bench.gateway.load import client_frame
 from tests.bench.gateway.material import deltas, make_exchanges

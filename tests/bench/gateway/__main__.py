@@ -12,8 +12,8 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from runtime.commands.bench import machine_facts, print_found, print_progress
 from runtime.net import process
-from tests.bench.engine import machine_facts, print_found, print_progress
 from tests.bench.gateway.child import GatewayBenchError
 from tests.bench.gateway.material import PATTERNS, Plan, make_plan
 from tests.bench.gateway.measure import GatewayResult, Row, Run, measure_gateway

@@ -20,7 +20,7 @@ import soxr
 
 from protocol.values.model import INPUT_RATE_HZ, OUTPUT_RATE_HZ, SAMPLE_BYTES
 from protocol.wire.codec import encode_base64
-from tests.bench.engine import Speech, camera_frame, load_speech
+from runtime.commands.bench import Speech, camera_frame, load_speech
 
 Contender = Literal["antiphon", "recorded", "echo", "websockets", "logged"]
 """Our server without and with recording, the echo on its transport, and the other library without

@@ -22,7 +22,7 @@ from typing import Any, Final
 import anyio
 import attrs
 
-from tests.bench.engine import Times, sum_up
+from runtime.commands.bench import Times, sum_up
 from tests.bench.gateway.child import Child, child
 from tests.bench.gateway.material import CONTENDERS, Contender, Pattern, Plan
 

@@ -63,7 +63,7 @@ def test_a_command_that_is_not_there_is_said_to_be() -> None:
     [
         ("keys ad", "Did you mean 'add'?"),
         ("verify x", "Did you mean: antiphon recordings verify?"),
-        ("bench", "Did you mean: python -m tests.bench.engine, in a clone of the repository?"),
+        ("bench", "Did you mean: antiphon dev bench?"),
         ("console --port 0", "Did you mean: antiphon serve --open?"),
         ("worker", "Did you mean: antiphon workers start?"),
         ("sessions", "Did you mean: antiphon recordings list?"),

@@ -32,7 +32,7 @@ ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
     "dev quantize": ("tiny", "--output", "out"),
 }
 """What each command is given beside the choice; URL is the address of a server."""
-LONG: Final = frozenset({"dev quantize", "demo", "serve", "workers start"})
+LONG: Final = frozenset({"dev bench engine", "dev quantize", "demo", "serve", "workers start"})
 """Their choices measure or talk for long, or serve for ever; they have tests of their own."""
 DENIED: Final = {
     ("doctor", "--device", "cuda"): 1,

@@ -417,6 +417,16 @@ ROWS: Final = """
 2 | dev shrink a.session.zst --output x.session.zst -- nosuchcommand {} | nosuchcommand: No such f
 2 | dev shrink a.session.zst --output nowhere/x.session.zst -- false | nowhere/x.session.zst: ther
 2 | dev shrink empty --output x.session.zst -- false | empty: it has no recordings, and one is nee
+2 | dev bench engine --sessions 0 | Invalid value for '--sessions': numbers from 1 to 64 with comm
+2 | dev bench engine --sesions 1 | No such option '--sesions'. (Did you mean one of: '--json', '--
+2 | dev bench engine --seconds x | Invalid value for '--seconds': 'x' is not a valid whole number.
+2 | dev bench engine --jsn | No such option '--jsn'. Did you mean '--json'?
+2 | dev bench engine --device x | Invalid value for '--device': 'x' is not one of 'cpu', 'cuda'
+2 | dev bench engine --seconds 0 | Invalid value for '--seconds': 0 is not in the range 1<=x<=90.
+2 | dev bench --jsn | No such option '--jsn'.
+2 | dev bench tiny | No such command 'tiny'.
+1 | dev bench engine --model nothing --sessions 1 | unknown model 'nothing': choose from tiny, scr
+2 | dev bench engine extra | Got unexpected extra argument (extra); a model is named with --model
 2 | tlak a.wav | No such command 'tlak'. Did you mean 'talk'?
 2 | serv | No such command 'serv'. Did you mean 'serve'?
 2 | help | No such command 'help'. Did you mean: antiphon --help?

@@ -37,6 +37,7 @@ from protocol.values.model import (
     Voice,
 )
 from recorder.read.past import voiced
+from runtime.commands.bench import load_speech
 from runtime.model.backends.base import (
     Backend,
     BackendError,
@@ -49,7 +50,6 @@ from runtime.model.backends.base import (
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.scripted import Call, ScriptedBackend, Step, default_script
 from runtime.model.engine.backend import EngineBackend
-from tests.bench.engine import load_speech
 from tests.models.random_model import facts, picture
 from tests.project.sampling import ONE_LOOP, sample
 from tests.runtime.model.test_engine import WAIT_S, Ask, FakeModel, FakeSession, enter

@@ -12,8 +12,8 @@ import pytest
 
 from recorder.write.log import Loop, SessionLog
 from recorder.write.writer import Durability, Recorder, RecorderPolicy
+from runtime.commands.bench import load_speech
 from runtime.session.setup import SystemIdentities
-from tests.bench.engine import load_speech
 from tests.bench.gateway.load import CHOICE, START
 from tests.bench.gateway.material import Coding, make_exchanges
 from tests.bench.recording import BEGIN, Talker, make_unit

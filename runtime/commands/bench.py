@@ -1,6 +1,4 @@
-"""How many sessions an engine serves, in batches and one at a time.
-
-Run it as `python -m tests.bench.engine --help`.
+"""`antiphon dev bench engine`: how many sessions an engine serves, in batches and one at a time.
 
 - Both modes alternate in this process on one model, so that other load affects both. A unit is
   missed if answered more than a second after it was due, or never: a session `BEHIND_S` late is
@@ -33,16 +31,17 @@ from rich.table import Table
 
 from protocol.values import model as md
 from protocol.values.limits import NS_PER_S
-from runtime.commands.demo import sample
-from runtime.media.sound import read_wav
-from runtime.model import models
-from runtime.model.backends.base import BackendError
-from runtime.model.engine.backend import BATCH_MAX, EngineBackend
-from runtime.net import process
-from runtime.settings.settings import DEVICES, DTYPES
+
+from ..media.sound import read_wav
+from ..model import models
+from ..model.backends.base import BackendError
+from ..model.engine.backend import BATCH_MAX, EngineBackend
+from ..net import process
+from ..settings.settings import DEVICES, DTYPES
+from .demo import sample
 
 if TYPE_CHECKING:
-    from runtime.model.backends.minicpmo.model import DuplexModel
+    from ..model.backends.minicpmo.model import DuplexModel
 
 # -- what the benches share ------------------------------------------------------------------------
 
@@ -468,7 +467,7 @@ async def _speed(
     return round(len(past) * NS_PER_S / (backend.engine.statistics.cpu_ns - began_ns), 1)
 
 
-# -- the command -----------------------------------------------------------------------------------
+# -- antiphon dev bench engine ---------------------------------------------------------------------
 
 
 ENGINE_SECONDS: Final = 10
@@ -515,7 +514,12 @@ def _counts(_context: click.Context, _option: click.Parameter, value: str) -> li
     return counts
 
 
-@click.command("engine")
+@click.group("bench")
+def bench_command() -> None:
+    """Measure a part of the server: the model's engine."""
+
+
+@bench_command.command("engine")
 @click.option("--model", default="tiny", show_default=True, help="tiny, or a checkpoint's folder.")
 @click.option("--sessions", callback=_counts, default=SESSIONS, show_default=True)
 @click.option(
@@ -692,7 +696,3 @@ def _served_line(each: Served) -> str:
     if each.single is not None:
         line += f": {each.ratio or '-'} times; by CPU time a unit {each.busy_ratio} times"
     return line
-
-
-if __name__ == "__main__":
-    engine_command()

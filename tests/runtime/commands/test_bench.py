@@ -1,4 +1,4 @@
-"""The bench of the engine: it measures both ways, searches soundly, and says what it found."""
+"""`antiphon dev bench engine`: it measures both ways, searches soundly, and says what it found."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from protocol.values.model import UNIT_BYTES
 from protocol.wire.media import check_frame
-from runtime.model.backends.minicpmo.model import DuplexModel
-from tests.bench import engine as bench
-from tests.bench.engine import (
+from runtime.cli import main
+from runtime.commands import bench
+from runtime.commands.bench import (
     ARRIVALS,
     MODES,
     NEAR,
@@ -37,10 +37,11 @@ from tests.bench.engine import (
     measure_engine,
     sum_up,
 )
+from runtime.model.backends.minicpmo.model import DuplexModel
 from tests.gpu.virtual import run_virtual
 from tests.models.random_model import SMALL, write_checkpoint
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -101,12 +102,12 @@ def test_every_unit_does_what_it_is_to_do(checkpoint: Path, doing: Doing, clock:
 
 def told_and_shown(checkpoint: Path, *options: str) -> tuple[dict[str, Any], str]:
     """Run the command for one session of a second; its JSON, and what a person reads."""
-    words = ["--model", str(checkpoint), "--device", "cpu"]
+    words = ["dev", "bench", "engine", "--model", str(checkpoint), "--device", "cpu"]
     words += ["--seconds", "1", "--sessions", "1", *options]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bench, "SESSIONS_MAX", 1)
-        told = CliRunner().invoke(bench.engine_command, [*words, "--json"])
-        shown = CliRunner().invoke(bench.engine_command, words)
+        told = CliRunner().invoke(main, [*words, "--json"])
+        shown = CliRunner().invoke(main, words)
     assert told.exit_code == shown.exit_code == 0, told.output
     body: dict[str, Any] = json.loads(told.stdout)
     return body, shown.stdout
@@ -140,7 +141,7 @@ def test_a_part_of_the_runs_can_be_chosen(checkpoint: Path) -> None:
 @pytest.mark.parametrize("counts", ["", "1,x", "0", "1000"])
 def test_counts_that_are_none_are_refused(counts: str) -> None:
     """A typing error would end in a traceback after the model was loaded."""
-    done = CliRunner().invoke(bench.engine_command, ["--sessions", counts])
+    done = CliRunner().invoke(main, ["dev", "bench", "engine", "--sessions", counts])
     assert done.exit_code == 2
     assert "numbers from 1 to 64" in done.output
 
