@@ -30,8 +30,8 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
 ANCESTORS_MAX: Final = 3
 """The most classes of ours in one line of inheritance, of classes with methods."""
-IMPORTS_PERCENT_MAX: Final = 9.6
-"""The part of the code lines that imports; the goal is 9."""
+IMPORTS_PERCENT_MAX: Final = 7.7
+"""The part of the code lines that imports."""
 SLACK: Final = 50
 """Code lines by which a package may be below its row."""
 
