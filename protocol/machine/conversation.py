@@ -266,6 +266,8 @@ def is_served(kind: Kind, name: str) -> bool:
     return False
 
 
+# -- items and responses --------------------------------------------------------------------------
+
 UNHEARD: Final = "$.response.instructions: the model has its prompt already, and takes no other"
 FIRST: Final = "root"
 """In place of an item's id: before all items."""

@@ -330,6 +330,8 @@ class Migration:
         self.work.resume_work()
 
 
+# -- a session and what its kind decides ----------------------------------------------------------
+
 CLOSE_CODES: Final[Mapping[EndReason, int]] = {
     "backend_error": errors.CLOSE_INTERNAL_ERROR,
     "server_shutdown": errors.CLOSE_RESTART,

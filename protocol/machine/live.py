@@ -1,6 +1,6 @@
 """A duplex session of OpenAI's Live API: sound in pieces of any size, a second out for each unit.
 
-- Sound is 16-bit, at 24 or 16 kHz, or G.711, in both directions (`sound`).
+- Sound is 16-bit, at 24 or 16 kHz, or G.711, in both directions (`conversation`).
 - A muted client is heard as silence, as long as what it sends.
 - Each unit is answered by a second of sound, so that the sound is the session's time line: silence
   for a listen, before a turn's short first piece and after its short last one. What a turn's last

@@ -366,6 +366,9 @@ class AppendTemplates:
         return None
 
 
+# -- judging a frame ------------------------------------------------------------------------------
+
+
 @attrs.define(kw_only=True)
 class JudgedFrame:
     """A frame as it was read and judged: once, for its record and for its step.

@@ -386,6 +386,8 @@ _OWN: Final[Mapping[type[Kind], Callable[[Any], Keys]]] = {
 }
 
 
+# -- the session ----------------------------------------------------------------------------------
+
 KINDS: Final[Mapping[SessionKind, type[Kind]]] = {
     SessionKind.DUPLEX: Duplex,
     SessionKind.CHAT: Chat,
@@ -449,11 +451,11 @@ class Session:
         if isinstance(event, ev.ConnectionOpened):
             raise LocalProtocolError("the session is open already")
         self._begin_step(event.at_ns)
-        handler, method_of = _HANDLERS.get(type(event)), self.kind.handlers.get(type(event))
+        handler = _HANDLERS.get(type(event))
         if handler is not None:
             handler(self, event)
-        elif method_of is not None:  # else it is stale
-            method_of(self.kind)(event)
+        elif (method_of := self.kind.handlers.get(type(event))) is not None:
+            method_of(self.kind)(event)  # without a method of the kind, it is stale
         if not self.peer.is_closed:
             self.kind.watchdog.watch(event)
         return self._end_step()

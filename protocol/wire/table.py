@@ -13,7 +13,7 @@ A rule that spans fields is a function, called at the place of its `Rule` among 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter, methodcaller
+from operator import attrgetter
 from typing import Any, ClassVar, Final, get_type_hints
 
 import attrs
@@ -619,7 +619,7 @@ class Dialect:
         """Write a server's message as frames, in order; `LocalProtocolError` if it has none."""
         choose = self._choose.get(type(message))
         if choose is not None:
-            return tuple(map(methodcaller("encode", message), choose(message)))
+            return tuple(table.encode(message) for table in choose(message))
         return (self._table_of(message).encode(message),)
 
     def encode_request(self, message: ClientMessage) -> str:

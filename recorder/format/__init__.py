@@ -1,1 +1,1 @@
-"""The log's bytes: blocks, records, blobs, compression and its versions."""
+"""The log's bytes: records, their encoding, events and effects as records, versions."""

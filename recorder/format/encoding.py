@@ -30,7 +30,7 @@ import json
 import math
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from itertools import accumulate
 from typing import Any, Final, TypeAlias, cast
@@ -422,30 +422,27 @@ _BETWEEN: Final = RECORD_NAMES[DetectSpeech]
 """The effect that may follow each small frame, and does not end a run."""
 
 
-def runs(records: Iterable[layout.Record]) -> list[list[layout.Record]]:
+def runs(records: Iterable[layout.Record]) -> Iterator[list[layout.Record]]:
     """Join records of small frames that follow each other; all others stand by themselves."""
-    found, run, run_bytes = list[list[layout.Record]](), list[layout.Record](), 0
+    run, run_bytes = list[layout.Record](), 0
     for record in records:
-        kind, fields, size, is_small = (
-            record.kind,
-            record.fields,
-            layout.RECORD_OVERHEAD_BYTES,
-            False,
-        )
+        kind, fields, is_small = record.kind, record.fields, False
+        size = layout.RECORD_OVERHEAD_BYTES
         if kind == "rx" and isinstance(frame := fields.get("frame"), str):
             is_small = len(frame) <= FRAME_CHARS_MAX and fields.keys() == _PLAIN
             size += len(frame)
         is_between = kind == "effect" and fields.get("type") == _BETWEEN
         is_full = run_bytes + size > RUN_BYTES_MAX or len(run) == RECORDS_MAX
         if run and (is_full or not (is_small or is_between)):
+            yield run
             run, run_bytes = [], 0
-        if run:
+        if run or is_small:
             run.append(record)
+            run_bytes += size
         else:
-            found.append([record])
-            run = found[-1] if is_small else run
-        run_bytes += size if run else 0
-    return found
+            yield [record]
+    if run:
+        yield run
 
 
 # -- records ---------------------------------------------------------------------------------------
@@ -640,14 +637,13 @@ def _framed(record: layout.Record, fields: bytes, packer: _Packer | None = None)
 
 def _split_as(first: Sequence[SplitPiece], frame: str) -> tuple[str, bytes, str] | None:
     """Split a frame with the same short text around its sound as the first; else None."""
-    if len(first) != 3:
+    if len(first) != 3 or not frame.isascii():
         return None
     head, _, tail = cast("tuple[str, bytes, str]", first)
     is_same = frame.startswith(head) and frame.endswith(tail)
     if not is_same or max(len(head), len(tail)) > layout.TEXT_CHARS_INLINE:
         return None
-    span = frame[len(head) : len(frame) - len(tail)]
-    sound = decode_base64(span.encode("utf-8", "surrogatepass"))
+    sound = decode_base64(frame[len(head) : len(frame) - len(tail)].encode())
     return None if sound is None else (head, sound, tail)
 
 

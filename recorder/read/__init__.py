@@ -1,1 +1,1 @@
-"""Reading a log: scanning, records, summaries and the check of its integrity."""
+"""Reading a log: scanning, records, places and a session's past."""

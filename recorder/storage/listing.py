@@ -2,8 +2,9 @@
 
 Rules:
 - A summary is read only from a log's head and tail, so that all logs cost the same. A log with
-  `fin` at its end is `finished`, whatever damage precedes it (`verify` finds it). A log without is
-  `crashed`, or `open` while its writer holds it; without a session record it is `unreadable`.
+  `fin` at its end is `finished`, whatever damage precedes it (`recorder.repair.verify` finds it).
+  A log without is `crashed`, or `open` while its writer holds it; without a session record it is
+  `unreadable`.
   Without `fin`, duration and units come from the last records in the tail. Values' types are
   checked; content beyond `ENDS_COST_MAX` at either end counts as damaged.
 - A log without `fin` is checked for its writer each time; while it is written, it stays out of the

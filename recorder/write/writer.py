@@ -299,9 +299,8 @@ class Recorder:
         self._serve_a_round()
         self._shared.serve_here()
         due = list[SessionLog]()
-        for log in (
-            tuple(self._logs) if self._policy.durability != "none" else ()
-        ):  # else at the end
+        is_synced = self._policy.durability != "none"  # else only at the end
+        for log in tuple(self._logs) if is_synced else ():
             is_due = log.file.is_dirty and log.unsynced_at <= due_at
             if is_due and log not in self._syncing and log.failure is None:
                 due.append(log)

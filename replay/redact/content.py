@@ -99,10 +99,6 @@ class Tally:
 # -- sound -----------------------------------------------------------------------------------------
 
 
-QUALITY: Final = 60
-"""Of a JPEG: a grey one has the same length in all."""
-GREY: Final = 128
-
 _RIFF_HEAD_BYTES: Final = 12
 _PLAIN_FORMAT: Final = slice(0, 16)
 _LONG_FORMAT: Final = (slice(0, 20), slice(24, 40))
@@ -112,18 +108,6 @@ _KNOWN_CHUNKS: Final = frozenset({b"fmt ", b"data"})
 _JUNK: Final = b"junk"
 _UNSIGNED_SILENCE: Final = b"\x80"
 _NAN: Final = np.float32("nan")
-_END_OF_IMAGE: Final = b"\xff\xd9"
-_WEBP_HEAD_BYTES: Final = 20
-"""Of a WebP with one chunk, up to its picture."""
-_GREY_CODES: Final = sum(
-    value << at
-    for at, value in (
-        *((3, 0b101 | GREY << 3), (14, 0b101 | GREY << 3), (25, 0b101 | GREY << 3)),
-        *((36, 0b101 | 0xFF << 3), (47, 0b0001)),
-    )
-).to_bytes(7, "little")
-"""One repeated pixel (RFC 9649, 3.7.2): no transform, cache or groups, and codes of one symbol for
-green, red, blue, alpha and distances, which take no bits."""
 
 
 def mute(pcm: bytes) -> bytes:
@@ -185,6 +169,23 @@ def _format(body: bytes) -> bytes:
 
 
 # -- pictures --------------------------------------------------------------------------------------
+
+
+QUALITY: Final = 60
+"""Of a JPEG: a grey one has the same length in all."""
+GREY: Final = 128
+_END_OF_IMAGE: Final = b"\xff\xd9"
+_WEBP_HEAD_BYTES: Final = 20
+"""Of a WebP with one chunk, up to its picture."""
+_GREY_CODES: Final = sum(
+    value << at
+    for at, value in (
+        *((3, 0b101 | GREY << 3), (14, 0b101 | GREY << 3), (25, 0b101 | GREY << 3)),
+        *((36, 0b101 | 0xFF << 3), (47, 0b0001)),
+    )
+).to_bytes(7, "little")
+"""One repeated pixel (RFC 9649, 3.7.2): no transform, cache or groups, and codes of one symbol for
+green, red, blue, alpha and distances, which take no bits."""
 
 
 def hide_picture(data: bytes) -> bytes:

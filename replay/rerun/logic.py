@@ -359,7 +359,7 @@ class Replayer:
             self._compare_end(record, self.session)
 
     def _compare_end(self, record: Record, session: Session) -> None:
-        """Compare the session's fields in `fin`; the log's own fields are checked by `verify`."""
+        """Compare the session's fields in `fin`; `recorder.repair.verify` those of the log."""
         recorded = record.fields
         is_broken_off = recorded.get("reason") == BROKEN_OFF
         if not (session.is_finished or is_broken_off):

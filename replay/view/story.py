@@ -13,8 +13,8 @@ The dialogue is the session's time line (`export.timeline`); words that are sent
 are joined, and those without sound give way to the next.
 
 The page's data is parts, in the order in which the log gives them. A part is a name and a plain
-JSON value. They are small, and there may be thousands, so that a page
-is written while its log is read and neither is ever whole in memory. The page puts them together:
+JSON value. Parts are small, so a page is written while its log is read, and neither is ever whole
+in memory. The page puts them together:
 
 | part | holds |
 |---|---|
@@ -30,7 +30,7 @@ numbers that JavaScript cannot hold are text.
 reach the browser; a repeated picture is named, not repeated; one that does not decode, or exceeds
 the bounds, is listed without its image. The log has the originals.
 
-**Sound** is placed by `runtime.measures.placing`; a gap that the jitter of a network made is
+**Sound** is placed by `runtime.measures.talk`; a gap that the jitter of a network made is
 silence. A gap begins a new piece; a long stretch is cut into pieces of `PIECE_S`, so that the page
 decodes only what it plays. Each begins with `lead` samples of the sound before, decoded and not
 played, since a decoder needs that long to settle (RFC 7845, 4.6). The model's pieces are made once

@@ -24,9 +24,8 @@ FRAMES_MAX: Final = 64
 """Between the session and its client; then the session's writer waits, as for a slow socket."""
 _LOST: Final = (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream)
 _ABNORMAL: Final = 1006
-
-
 RETRY: Final = {"Retry-After": "5"}
+"""With the refusal of a call while the server is full: seconds, a turn in the queue."""
 
 
 class LocalClient:

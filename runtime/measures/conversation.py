@@ -1,8 +1,8 @@
 """A conversation as intervals of time (`Span`), its turns, and the measures of them.
 
 Who speaks when, the user's turns, their answers, and who speaks over whom follow from the intervals
-of both voices; `Measure` is one measure with its values, and `replay.eval.table` has all of them in
-words. Inside are integers only: ticks of sound, nanoseconds of the session's clock, counts.
+of both voices; `Measure` is one measure with its values, and `replay.eval.evaluate` has all of them
+in words. Inside are integers only: ticks of sound, nanoseconds of the session's clock, counts.
 
 Intervals are half open, and in ticks of 1/48000 s since the session's start: a sample of the user
 (16 kHz) is three of them and a sample of the model (24 kHz) two, so nothing is rounded.

@@ -5,9 +5,8 @@ give the same. Memory holds intervals, the sound that may still move (`Line`) an
 
 Where the model is heard: its sound as a client plays it, and the words that go with it. A piece
 begins when it was sent, or after the sound that still plays; later, if the client's sound came
-ahead of the clock (`Lead`). An interruption cuts what is not heard
-by then, with its words. Words stand where the sound does that is sent at the same time; without
-one, where they were sent.
+ahead of the clock (`Lead`). An interruption cuts what is not heard by then, with its words. Words
+stand where the sound does that is sent at the same time; without one, where they were sent.
 
 Where the user speaks: as the server found it, else found in the sound. A server that searches for
 speech says what it found by the sample count of the client's sound. For other sessions the energy

@@ -6,7 +6,8 @@ WebSocket stays open, so that the client can be told. `WebSocketClosed` ends eve
 
 A connection has a reader task and a writer task:
 
-- The session's driver owns it: it awaits `run`; `send`, `send_again` and `close` return at once.
+- The server awaits `run`. The session's driver sends: `send`, `send_again` and `close` return at
+  once.
 - Messages are given to `on_frames`, small ones that came together at once, and nothing more is read
   until the awaitable that it returns is done: that is the back-pressure. The writer sends frames in
   order, each once its `ready` returned (the log has written it), those with the same `ready` in one

@@ -374,7 +374,7 @@ class Intake(trio.abc.Stream):
         share: of the room for large messages.
         on_too_big: called once, in the codec's task, before a message above the limit, with the
             size that its frames announced and the bytes of its last one that have come.
-        last_words: gives the bytes to send before the codec closes without a frame of its own.
+        last_words: the bytes to send before the codec closes without a close frame of its own.
 
     Attributes:
         take: takes text messages of one frame, and returns what to wait for before the next, if

@@ -1,1 +1,1 @@
-"""A server's life: starting, routing, limits of the process, stopping."""
+"""A server's life: starting, routing, placement of models, retention, stopping."""

@@ -1,1 +1,1 @@
-"""One session as it runs: its driver, its journal and its model calls."""
+"""Sessions as they run: the server, drivers, journals, model calls, clients, recovery and forks."""

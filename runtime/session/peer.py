@@ -1,7 +1,7 @@
 """The client of a session: its connection, which may change, and its right to come back.
 
-The driver sends by it (`AttachedClient`). The machine's `peer` decides what is sent; the client's
-own end is `protocol.machine.client`.
+The driver sends by it (`AttachedClient`). The machine's `Peer` (`protocol.machine.core`) decides
+what is sent; the client's own end is `protocol.machine.client`.
 
 A token is a client's right to come back to its session, once: each connection is greeted with
 another one. The one before stays right until the client's first message, for the greeting may be

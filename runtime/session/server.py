@@ -504,6 +504,9 @@ def _heaviest(away: list[Driver], count: int, *, left_min: int = 0) -> Iterator[
         yield most.pop()
 
 
+# -- the logs of its sessions ---------------------------------------------------------------------
+
+
 class SessionLogs:
     """Makes and finds logs; `recorder` writes them, None records nothing."""
 

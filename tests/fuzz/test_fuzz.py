@@ -282,7 +282,7 @@ def test_a_known_finding_does_not_hide_others() -> None:
 
     target = planted(heard=both, said=too_late)
     names = names_of("duplex-v1")
-    tally = Campaign(target, names, seed=2, budget=Budget(examples=20)).run()
+    tally = Campaign(target, names, seed=2, budget=Budget(examples=sample(40, 20))).run()
     assert {one.finding.kind for one in tally.found} >= {"answer", "crash"}
     assert len({one.finding for one in tally.found}) == len(tally.found)
     assert tally.repeated

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 
@@ -85,6 +85,7 @@ FRAMES = st.one_of(
 @given(st.lists(FRAMES | st.sampled_from([None, b"\x00"]), min_size=1, max_size=60))
 @example([PIECE % base64(pcm(64))] * 32 + ["{}"])
 @example([PIECE % base64(bytes(1280))] * 3)
+@example(["\ud800" + PIECE % base64(pcm(64))] * 3)
 def test_any_frames_read_back(frames: list[str | bytes | None]) -> None:
     """A byte of a client that comes back changed makes every replay of its session wrong."""
     records = [record("rx", seq, type="FrameReceived", frame=it) for seq, it in enumerate(frames)]
@@ -103,6 +104,19 @@ def test_what_is_encoded_once_for_a_run_is_what_each_record_would_have(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoding, "_split_as", lambda *_: None)
         assert quick == RecordEncoder().encode_run(records)
+
+
+def test_records_are_taken_as_they_are_needed() -> None:
+    """A fork or a copy of a log would hold all of it in memory."""
+    taken = list[int]()
+
+    def records() -> Iterator[Record]:
+        for seq in range(1000):
+            taken.append(seq)
+            yield record("mark", seq, name="x") if seq % 8 == 0 else piece(seq, pcm(320, seed=seq))
+
+    for number, run in enumerate(runs(records())):
+        assert len(taken) <= run[-1].seq + 2, number
 
 
 def test_other_long_text_takes_no_part_of_the_sound() -> None:

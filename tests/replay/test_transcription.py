@@ -72,7 +72,7 @@ def test_a_session_is_shown_and_exported(name: str, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     antiphon("recordings", "view", LOGS / name, "-o", page)
     assert page.stat().st_size > 10_000
-    for suffix in ("srt", "vtt", "wav", "jsonl", "mcap", "cast"):
+    for suffix in ("srt", "vtt", "wav", "jsonl", "mcap"):
         out = tmp_path / f"out.{suffix}"
         antiphon("export", LOGS / name, "-o", out)
         if suffix in {"srt", "vtt", "jsonl"}:

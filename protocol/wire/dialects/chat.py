@@ -289,7 +289,7 @@ def chars_of(tools: tuple[model.Tool, ...], messages: tuple[rq.ChatMessage, ...]
     return sum(offered) + sum(calls) + sum(results)
 
 
-# -- A turn of chat as clients ask for it: messages and settings (004; 001 has the same in `$ -----
+# -- a turn of chat as clients ask for it: messages and settings of 004, and of 001 in `$.input` --
 #
 # - Every setting is honoured or refused; in `generation`, `tts` and `image` an unknown key is
 #   refused, so that an ineffective setting is noticed. Elsewhere it is ignored and counted.

@@ -46,7 +46,7 @@ def faults(cls: type, text: Field, code: Field) -> Table:
     return Table(cls, *rows, tag=ERROR)
 
 
-# -- The server's messages in the dialect of 002, without queue events -----------------------------
+# -- The server's messages in the dialect of 002, without queue events ----------------------------
 
 PAUSE_S_MAX: Final = 86_400
 """A day: the server's own limit is much less and cuts a longer wish (the wire decisions)."""
@@ -148,7 +148,7 @@ RESULT: Final = typed(
     others=(ms.Listen, ms.Pending),
 )
 
-# -- the rest -----------------------------------------------------------------------------------
+# -- other messages of the server ------------------------------------------------------------------
 
 
 def _prepared(values: dict[str, Any]) -> ms.Created:

@@ -13,9 +13,9 @@ script; sampling settings and windows are ignored. `Rules` checks the callers.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import anyio
 import attrs
@@ -194,7 +194,7 @@ class SilentWriter:
 
 def speech_ids(text: str, seed: int, *, end_of_turn: bool, ids_max: int) -> tuple[int, ...]:
     """Make the ids that a speaking unit feeds: at most one less than it may decide."""
-    words = bytes.fromhex(digest(("words", text, seed)))[: len(text) // chats.TOKEN_CHARS]
+    words = chats.draw("words", text, seed)[: len(text) // chats.TOKEN_CHARS]
     ids = (chats.SPEAK_ID, *(word * 587 for word in words), *(chats.TURN_EOS_ID,) * end_of_turn)
     return ids[: ids_max - 1]
 
@@ -361,9 +361,9 @@ class ScriptedSession:
         """Cut unit `index` before its next step, also before it begins; then its silent part."""
         self._interrupted_index = index
 
-    def finalize(self, index: int, *, interrupted: bool) -> Coroutine[Any, Any, md.Finalized]:
+    async def finalize(self, index: int, *, interrupted: bool) -> md.Finalized:
         """Write in silence, then close the unit."""
-        return self._finalize(index, interrupted, self._write_silently)
+        return await self._finalize(index, interrupted, self._write_silently)
 
     async def finalize_again(
         self, index: int, *, interrupted: bool, silent: md.Silent | None, forced: bool

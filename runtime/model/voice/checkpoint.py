@@ -219,7 +219,7 @@ def load_vocoder(
 ) -> Vocoder:
     """Load a vocoder; the flow computes in `dtype`, HiFT in float32.
 
-    `sizes`: sessions that are computed together, by the flow's width (`steps.sizes_on`).
+    `sizes`: sessions that are computed together, by the flow's width (`vocoder.sizes_on`).
     `OSError`: a file is missing; `CheckpointError`: a file is damaged, or does not fit the others.
     """
     flow = fill_flow(read_config(folder), read_tensors(folder / FLOW), dtype, device)

@@ -363,6 +363,7 @@ ROWS: Final = """
 2 | eval missing.session.zst --record-suite s | missing.session.zst: no such log
 2 | eval . --record-suite empty | empty: it is a folder
 2 | eval . --mode opne | Invalid value for '--mode': 'opne' is not one of 'closed', 'open', 'force
+2 | dev bech | No such command 'bech'. Did you mean 'bench'?
 2 | dev schma | No such command 'schma'. Did you mean 'schema'?
 1 | dev schema --output nowhere/x | cannot write nowhere/x: No such file or directory
 2 | dev schema --outptu a | No such option '--outptu'. Did you mean '--output'?
