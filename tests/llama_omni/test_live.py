@@ -176,7 +176,11 @@ async def test_a_client_that_shares_no_code_with_us(
         assert json.loads(await socket.recv())["mode"] == "turn_based"
         turn = {"messages": [{"role": "user", "content": "hello"}], "streaming": True}
         await socket.send(json.dumps({"type": "input.append", "input": turn}))
-        said: list[dict[str, Any]] = [json.loads(await socket.recv()) for _ in range(2)]
+        said: list[dict[str, Any]] = []
+        while not said or said[-1]["type"] != "response.done":
+            said.append(json.loads(await socket.recv()))
+        # The only slot may still be leaving the chat before.
+        said = [body for body in said if not body["type"].startswith("session.queue")]
         assert [body["type"] for body in said] == ["response.output.delta", "response.done"]
         assert said[0]["text"] == said[1]["text"] == "hello "
         await socket.send(json.dumps({"type": "session.close", "reason": "user_stop"}))
