@@ -77,13 +77,13 @@ class Report:
 
     Attributes:
         records: read, the session record counted once.
-        first_seq: of the first record read, None if there is none.
+        first_seq: `seq` of the first record read; None without records.
         damage: the first `DAMAGE_KEPT`.
         damage_count: all damages.
         fin_ok: whether `fin` has the right chain and counts, None without `fin`.
         head_source: the block that the session record came from, None if lost.
         units: `unit` records read.
-        last_tx_ordinal: `ordinal` of the last `tx` read, None if there is none.
+        last_tx_ordinal: `ordinal` of the last `tx` read; None without one.
         tail_bytes: of an incomplete block at the end, ignored.
         has_seek_table: the log ends with a valid one.
         detail: why it is unreadable, else None.

@@ -72,9 +72,9 @@ GROUPS: Final[Mapping[str, Commands]] = MappingProxyType(
 WORKERS: Final[Commands] = MappingProxyType(
     {
         "start": ("runtime.worker.command", "Start a worker that serves a model."),
-        "list": ("runtime.worker.command", "List the workers of a server."),
-        "add": ("runtime.worker.command", "Connect a server to a worker."),
-        "drain": ("runtime.worker.command", "Move a worker's sessions to others."),
+        "list": ("runtime.commands.workers", "List the workers of a server."),
+        "add": ("runtime.commands.workers", "Connect a server to a worker."),
+        "drain": ("runtime.commands.workers", "Move a worker's sessions to others."),
     }
 )
 RECORDINGS: Final[Commands] = MappingProxyType(

@@ -1,1 +1,1 @@
-"""The commands: talk, chat, transcribe, demo, doctor, schema, bench and quantize."""
+"""The commands: talk, chat, transcribe, demo, doctor, workers, schema, bench and quantize."""
