@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Final
 
 import pytest
@@ -60,7 +61,7 @@ def command(*words: str, before: str = "", folder: Path) -> Iterator[subprocess.
 def ends(process: subprocess.Popen[str]) -> None:
     """Press Ctrl-C, and see that the command ends as interrupted, in a line."""
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(END_S) == 130
+    assert process.wait(END_S) == 130, process.communicate()
     assert process.stderr is not None
     said = process.stderr.read()
     assert "Traceback" not in said
@@ -187,13 +188,14 @@ def test_a_server_that_answers_no_goodbye(line: str, tmp_path: Path) -> None:
         create(websocket, "turn_based" if line.startswith("chat") else "full_duplex")
         hear(websocket)
         done.append(websocket.close)
-        os.killpg(processes[0].pid, signal.SIGINT)
-        processes[0].wait(END_S)
+        asks = started.get(timeout=WAIT_S)
+        os.killpg(asks.pid, signal.SIGINT)
+        asks.wait(END_S)
 
-    processes: list[subprocess.Popen[str]] = []
+    started: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
     with peer(answer) as url, command(*line.split(), "--url", url, folder=tmp_path) as process:
-        processes.append(process)
-        assert process.wait(WAIT_S) == 130
+        started.put(process)
+        assert process.wait(WAIT_S) == 130, process.communicate()
     assert done
 
 
