@@ -1,6 +1,6 @@
 """Call a server as a telephone does: G.711 in pieces of 20 ms, both ways, until the call ends.
 
-    pip install antiphon
+    pip install antiphon-0.2.0-py3-none-any.whl
     antiphon serve --model tiny
     python phone.py question.wav answer.wav
 
