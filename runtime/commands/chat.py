@@ -275,6 +275,7 @@ def chat_command(
       0  all was answered
       1  the server could not be reached, refused, or reported an error
       2  a file or an option that cannot be used
+      130  interrupted
     """  # noqa: D301 - click takes a backspace to keep the lines
     config = ChatConfig(max_new_tokens=max_tokens)
     if temperature is not None:
