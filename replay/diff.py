@@ -6,7 +6,7 @@ Rules:
 - The model's input and output are compared, and ends if both logs have one. Times, costs and names
   never count; settings (seed, environment) and logits, which rounding changes without another
   difference, are reported separately.
-- Both logs are streamed, with one exchange of each in memory and a bounded list of differences.
+- Both logs are streamed, with one model call of each in memory and a bounded list of differences.
 - In text, what comes from a log is printed as it is, never as markup; a report fits on a screen.
 
 Times are nanoseconds of each session's own clock, 0 at its start. The two logs may be of unrelated
@@ -35,7 +35,7 @@ from .rerun.full import model_of
 from .rerun.outputs import compare_outputs, output_difference, snr_db
 from .shared.commands import finish, opened_log, records_of, table
 from .shared.recordings import RecordingType, show_bytes, show_seconds, typed
-from .story.exchanges import Exchange, audio_ms
+from .story.model_calls import ModelCall, audio_ms
 from .story.reading import SessionStory
 
 What = Literal["opening", "unit", "turn", "chunk", "end"]
@@ -43,7 +43,7 @@ What = Literal["opening", "unit", "turn", "chunk", "end"]
 
 @attrs.frozen
 class Side:
-    """One session's part of an exchange that differs: shortened text, and time to answer."""
+    """One session's part of a model call that differs: shortened text, and time to answer."""
 
     outcome: str
     text: str
@@ -88,7 +88,7 @@ class SessionFacts:
 
     Attributes:
         span_ns: from its start to its last record.
-        exchanges: units or turns.
+        exchanges: model calls, which are units or turns.
         drops: seconds of input that were lost.
         shortened: refused messages of which the log keeps length, hash and start.
         shortened_bytes: of all of them, as they came.
@@ -125,11 +125,11 @@ class DiffReport:
 
     Attributes:
         setup: settings that differ, the seed included.
-        compared: exchanges that both have.
-        only_a: exchanges that `b` does not have.
+        compared: model calls that both have.
+        only_a: model calls that `b` does not have.
         partings: the differences in order, the first included, up to a bound.
         parting_count: all of them.
-        logits_changed: the first exchange whose first logits differ, even if its tokens do not.
+        logits_changed: the first model call whose first logits differ, even if its tokens do not.
     """
 
     a: SessionFacts
@@ -166,7 +166,7 @@ UNANSWERED_FIELDS: Final = ("kind", "forced", "outcome")
 PARTINGS_KEPT: Final = 1000
 """More units than a session of ten minutes has; further differences are only counted."""
 TEXT_CHARS_MAX: Final = 200
-"""Of an exchange's text that differs: some seconds of speech."""
+"""Of a model call's text that differs: some seconds of speech."""
 P95: Final = 95
 
 Items = Iterable[Record | Damage]
@@ -213,14 +213,14 @@ class _Reading:
         self.story: Final = SessionStory()
         self._items: Final = items
         self._took_ns: list[int] = []
-        self._exchanges = 0
+        self._model_calls = 0
 
-    def __iter__(self) -> Iterator[Exchange]:
-        for exchange in self.story.read(self._items):
-            self._exchanges += 1
-            if exchange.took_ns is not None:
-                self._took_ns.append(exchange.took_ns)
-            yield exchange
+    def __iter__(self) -> Iterator[ModelCall]:
+        for call in self.story.read(self._items):
+            self._model_calls += 1
+            if call.took_ns is not None:
+                self._took_ns.append(call.took_ns)
+            yield call
 
     def facts(self) -> SessionFacts:
         story = self.story
@@ -230,7 +230,7 @@ class _Reading:
             mode=None if story.opened is None else story.opened.mode,
             seed=typed(self.head, "seed", int),
             span_ns=story.duration_ns,
-            exchanges=self._exchanges,
+            exchanges=self._model_calls,
             drops=len(story.drops),
             shortened=len(story.shortened),
             shortened_bytes=sum(short.size_bytes for short in story.shortened),
@@ -241,8 +241,8 @@ class _Reading:
 
 
 def _aligned(
-    a: Iterator[Exchange], b: Iterator[Exchange]
-) -> Iterator[tuple[Exchange | None, Exchange | None]]:
+    a: Iterator[ModelCall], b: Iterator[ModelCall]
+) -> Iterator[tuple[ModelCall | None, ModelCall | None]]:
     first, second = next(a, None), next(b, None)
     while first is not None or second is not None:
         if first is not None and (second is None or first.index < second.index):
@@ -259,7 +259,7 @@ def _aligned(
 # -- differences ----------------------------------------------------------------------------------
 
 
-def _parting(a: Exchange | None, b: Exchange | None) -> Parting | None:
+def _parting(a: ModelCall | None, b: ModelCall | None) -> Parting | None:
     there = a if a is not None else b
     assert there is not None
     fields: tuple[str, ...] = (there.kind,)
@@ -278,18 +278,18 @@ def _parting(a: Exchange | None, b: Exchange | None) -> Parting | None:
     return Parting(there.kind, there.index, fields, *values, snr, _side(a), _side(b))
 
 
-def _compared(a: Exchange, b: Exchange) -> tuple[str, ...]:
+def _compared(a: ModelCall, b: ModelCall) -> tuple[str, ...]:
     if not (a.is_answered and b.is_answered):
         return UNANSWERED_FIELDS
     are_finalized = None not in (a.finalized_ids, b.finalized_ids)
     return (*FIELDS, *FINALIZED_FIELDS) if are_finalized else FIELDS
 
 
-def _side(exchange: Exchange | None) -> Side | None:
-    if exchange is None:
+def _side(call: ModelCall | None) -> Side | None:
+    if call is None:
         return None
-    text = exchange.text[:TEXT_CHARS_MAX]
-    return Side(exchange.outcome, text, audio_ms(exchange.pcm), exchange.took_ns)
+    text = call.text[:TEXT_CHARS_MAX]
+    return Side(call.outcome, text, audio_ms(call.pcm), call.took_ns)
 
 
 def _opening_parting(a: SessionStory, b: SessionStory) -> Parting | None:

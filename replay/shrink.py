@@ -58,7 +58,7 @@ from .rerun.difference import describe
 from .rerun.logic import RemakeError, Remaker, head_record, write
 from .shared.commands import UnusableError, complaint, print_json
 from .shared.recordings import RecordingType
-from .story.exchanges import ANSWERS, CallName, answered, asked, renumbered
+from .story.model_calls import ANSWERS, CallName, answered, asked, renumbered
 
 # -- open questions -------------------------------------------------------------------------------
 

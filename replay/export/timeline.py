@@ -53,8 +53,8 @@ from runtime.measures.conversation import CallStory, Voice
 from runtime.measures.talk import Line, Positions, Sound, Stretch
 
 from ..rerun.logic import Replayer
-from ..story.exchanges import asked_texts, calls_text
-from ..story.reading import Passage, SessionStory
+from ..story.model_calls import asked_texts, calls_text
+from ..story.reading import DecodedRecord, SessionStory
 
 # -- moments ---------------------------------------------------------------------------------------
 
@@ -348,20 +348,20 @@ class Timeline:
         finally:
             self.close()
 
-    def passages(self) -> Iterator[Passage]:
+    def decoded_records(self) -> Iterator[DecodedRecord]:
         """Read the log, and yield its records as the story reads them, instead of the moments."""
         try:
             for item in self._items:
-                passage = self.story.take(item)
-                deque(self.take(item, passage), maxlen=0)
-                if passage is not None:
-                    yield passage
+                decoded = self.story.take(item)
+                deque(self.take(item, decoded), maxlen=0)
+                if decoded is not None:
+                    yield decoded
         finally:
             self.close()
 
-    def take(self, item: Record | Damage, passage: Passage | None) -> Iterator[Moment]:
+    def take(self, item: Record | Damage, decoded: DecodedRecord | None) -> Iterator[Moment]:
         """Take the next record, or damage, as `story` read it; give the settled moments."""
-        self._take(item, passage)
+        self._take(item, decoded)
         yield from self._holding.ready(self._settled_ns)
 
     def end(self) -> Iterator[Moment]:
@@ -410,46 +410,46 @@ class Timeline:
             text = f"the user's sound is {self._lead.ns / NS_PER_S:.1f} s ahead of the clock"
             self._note("ahead", f"{text}: what is sent is heard as much later")
 
-    def _take(self, item: Record | Damage, passage: Passage | None) -> None:
+    def _take(self, item: Record | Damage, decoded: DecodedRecord | None) -> None:
         if isinstance(item, Damage):
             self._asked_ns = None
             self._note("damage", f"{item.reason}: {item.detail}")
-        if passage is None:
+        if decoded is None:
             return
-        self._seq = passage.record.seq
-        wire, kind = self.story.wire, passage.record.kind
-        self.messages = wire.messages(passage.frame) if kind == "tx" and passage.frame else ()
-        is_request = kind == "rx" and passage.short is None and passage.frame
-        self.request = wire.request(passage.frame) if is_request else None
-        for call in passage.calls:
+        self._seq = decoded.record.seq
+        wire, kind = self.story.wire, decoded.record.kind
+        self.messages = wire.messages(decoded.frame) if kind == "tx" and decoded.frame else ()
+        is_request = kind == "rx" and decoded.short is None and decoded.frame
+        self.request = wire.request(decoded.frame) if is_request else None
+        for call in decoded.calls:
             self._take_call(call)
-        fields = passage.record.fields
+        fields = decoded.record.fields
         self.duration_ns = max(self.duration_ns, self._now_ns)
         if self._texts and self._now_ns - self._texts[0].at_ns > (HOLD_NS if self._is_chat else 0):
             self._flush_texts()
         for message in self.messages:
             self._take_message(message)
         match kind:
-            case "rx" if passage.short is not None:
-                self._note("shortened", passage.short.told)
+            case "rx" if decoded.short is not None:
+                self._note("shortened", decoded.short.told)
             case "rx":
                 self._take_request(self.request)
-            case "effect" if passage.effect == "StartUnit":
+            case "effect" if decoded.effect == "StartUnit":
                 self._begin_unit()
-            case "effect" if passage.effect == "DropUnit":
+            case "effect" if decoded.effect == "DropUnit":
                 self._note("dropped", f"second {fields.get('ordinal')} of the input")
-            case "effect" if passage.effect == "Close":
+            case "effect" if decoded.effect == "Close":
                 self._note("close", f"{fields.get('code')} {fields.get('reason')}", self.played_ns)
             case "mark" if isinstance(text := fields.get("text"), str):
                 self._note("mark", text)
-        match passage.event:
+        match decoded.event:
             case ev.UserTranscribed() as words:
                 self._take_words(words)
             case ev.MediaDecoded(pictures=pictures) if OF_MODE[wire.mode].work == "unit":
                 for jpeg in pictures:
                     self._show(jpeg)
-        if passage.step is not None:
-            self._take_question(passage.step)
+        if decoded.step is not None:
+            self._take_question(decoded.step)
 
     # -- the user's -----------------------------------------------------------------------------
 

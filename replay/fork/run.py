@@ -82,7 +82,7 @@ from ..rerun.difference import Difference
 from ..rerun.full import RELEASE_WAIT_S, hold
 from ..rerun.logic import Replayer
 from ..rerun.outputs import compare_outputs
-from ..story.exchanges import Call, answered, asked
+from ..story.model_calls import Call, answered, asked
 from ..story.wire import Wire
 
 # -- what a fork changes, and its client -----------------------------------------------------------

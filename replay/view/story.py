@@ -82,7 +82,7 @@ from ..export.timeline import HOLD_NS, Moment, Note, Picture, Words
 from ..rerun.report import Divergence
 from ..shared.recordings import typed
 from ..story.inspect import Inspector, to_json
-from ..story.reading import Passage
+from ..story.reading import DecodedRecord
 
 # -- the page's data -------------------------------------------------------------------------------
 
@@ -544,15 +544,15 @@ class Narrator(Inspector):
     def narrate(self, item: Record | Damage) -> list[Part]:
         """Add the next record, or damage; return the parts that are complete by now."""
         before = {} if self.session is None else self.session.counts
-        passage = self.take(item)
-        self._gathering.take(item, passage)
+        decoded = self.take(item)
+        self._gathering.take(item, decoded)
         if isinstance(item, Damage):
             self._damages.append([item.first_seq, item.records, item.reason, plain(item.detail)])
-        if passage is not None:
-            kept = "" if passage.short is None else passage.short.told
-            self._rows.append(row_of(passage.record, kept))
-            self._note_arrivals(passage.record, before)
-            self._note(passage)
+        if decoded is not None:
+            kept = "" if decoded.short is None else decoded.short.told
+            self._rows.append(row_of(decoded.record, kept))
+            self._note_arrivals(decoded.record, before)
+            self._note(decoded)
         return self._flush(ROWS_A_PART)
 
     def conclude(
@@ -634,15 +634,15 @@ class Narrator(Inspector):
 
     # -- from records ---------------------------------------------------------------------------
 
-    def _note(self, passage: Passage) -> None:
-        record = passage.record
+    def _note(self, decoded: DecodedRecord) -> None:
+        record = decoded.record
         if record.kind == "mark":
             self._mark("mark", record, record.fields)
-        elif passage.effect:
-            self._note_effect(passage.effect, record)
-        if passage.event is not None:
-            self._note_move(passage.event, record)
-            self._note_event(passage.event)
+        elif decoded.effect:
+            self._note_effect(decoded.effect, record)
+        if decoded.event is not None:
+            self._note_move(decoded.event, record)
+            self._note_event(decoded.event)
 
     def _note_move(self, event: ev.Event, record: Record) -> None:
         match event:
@@ -683,7 +683,7 @@ class Narrator(Inspector):
                 self._places[index]["undone_ns"] = at_ns
 
     def _note_effect(self, effect: str, record: Record) -> None:
-        fields, current = record.fields, self.exchanges.current
+        fields, current = record.fields, self.model_calls.current
         match effect:
             case "StartUnit" if current is not None and current.seq == record.seq:
                 self._place(current.index, record.seq)
