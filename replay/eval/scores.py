@@ -134,13 +134,13 @@ def gather(
 
     `also` is called with each moment of its time line.
     """
-    with Gathering(head, also=also) as gathering:
+    with FactsCollector(head, also=also) as collector:
         for item in items:
-            gathering.take(item, gathering.story.take(item))
-        return gathering.end()
+            collector.take(item, collector.story.take(item))
+        return collector.end()
 
 
-class Gathering:
+class FactsCollector:
     """Gathers the facts while `story` reads a log; a context, which lets go of held sound.
 
     `also` is called with each moment of the `timeline`.
@@ -243,7 +243,7 @@ class Gathering:
             case ev.UnitDone(result=result):
                 self._units.decided(result, story.model_calls.current, story.forced_units)
             case ev.ChunkDone(at_ns=at_ns, result=result) if result.text:
-                fed_ns = story.dictated.fed_ns
+                fed_ns = story.backlog.fed_ns
                 if fed_ns:  # else the dialect's sound is not placed
                     self._word_delays.append((at_ns, max(0, at_ns - fed_ns)))
         if decoded.ended is not None:

@@ -19,7 +19,7 @@ from recorder.format.format import SUFFIX
 from runtime.measures.conversation import CallStory
 
 from ..rerun.difference import NOTHING, label, show
-from ..rerun.report import EXIT_CODES, Divergence, FullReport, Maker, Outcome, ReplayReport
+from ..rerun.report import EXIT_CODES, Divergence, FullReport, Outcome, ReplayReport, Version
 from ..shared.commands import table
 from ..shared.recordings import show_ms, show_seconds
 from ..story.inspect import Inspection, UtteranceStory
@@ -56,23 +56,23 @@ def replay_lines(report: ReplayReport, elapsed_s: float) -> list[RenderableType]
         f"{show_seconds(report.span_ns)} of session {speed_text(report.span_ns, elapsed_s)}"
     )
     if report.divergence is not None:
-        lines += [*divergence_lines(report.divergence), makers_line(report)]
+        lines += [*divergence_lines(report.divergence), versions_line(report)]
     return lines + damage_lines(report.damage, report.damage_count)
 
 
-def makers_line(report: ReplayReport) -> str:
+def versions_line(report: ReplayReport) -> str:
     """Name the software and the behaviour of both sides."""
     return f"  {_made('recorded', report.recorded_by)}; {_made('replayed', report.replayed_by)}"
 
 
-def _made(how: str, maker: Maker) -> str:
-    software = label(maker.software) if maker.software else "another version"
-    return f"{how} by antiphon {software}, behaviour {maker.behaviour}, schema {maker.schema}"
+def _made(how: str, version: Version) -> str:
+    software = label(version.software) if version.software else "another version"
+    return f"{how} by antiphon {software}, behaviour {version.behaviour}, schema {version.schema}"
 
 
 def _verdict(report: ReplayReport) -> str:
     if report.is_newer:
-        return "not comparable: recorded by a newer version\n" + makers_line(report)
+        return "not comparable: recorded by a newer version\n" + versions_line(report)
     if report.divergence is not None:
         return f"diverged at record {report.divergence.seq}"
     if report.damage_count:
@@ -108,7 +108,7 @@ def full_lines(report: FullReport, elapsed_s: float) -> list[RenderableType]:
     if report.logits_changed is not None:
         lines.append(f"the first logits differ from unit {report.logits_changed} on")
     if first is not None:
-        lines += [*divergence_lines(first), makers_line(report.recorded)]
+        lines += [*divergence_lines(first), versions_line(report.recorded)]
     renewed = report.renewed.divergence if report.renewed is not None else None
     if renewed is not None and renewed is not first:
         lines.append("what the client would have received differs:")

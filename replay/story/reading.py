@@ -222,7 +222,7 @@ class Absences:
         return is_it
 
 
-class Dictated:
+class TranscriptionBacklog:
     """Sound not transcribed yet; the model was fed all up to `fed_ns`.
 
     Each second of an utterance is given to the model as soon as it is there. A client that sends a
@@ -297,7 +297,7 @@ class SessionStory:
     Attributes:
         replayer: steps the session, if given.
         wire: the connection's dialect, as known from its frames.
-        dictated: sound not yet transcribed, if a caller places it on the clock.
+        backlog: sound not yet transcribed, if a caller places it on the clock.
         opened: the session's first event; None before it, and if it is lost.
         opening: the model's opening, from its record; empty if it was not opened.
         prepared: the model's result of the opening.
@@ -311,7 +311,7 @@ class SessionStory:
     ) -> None:
         self.model_calls: Final = ModelCallStory(leaves_out)
         self.wire = Wire()
-        self.dictated: Final = Dictated()
+        self.backlog: Final = TranscriptionBacklog()
         self.opened: ev.ConnectionOpened | None = None
         self.opening: Fields = {}
         self.prepared: Opened | None = None
@@ -531,7 +531,7 @@ class SessionStory:
             case "Release" if not self._is_over:
                 self.absences.release(is_moving=self._is_moving)
             case "StartChunk":
-                self.dictated.write(fields.get("chunk"))
+                self.backlog.write(fields.get("chunk"))
             case "StartFinalize" if fields.get("interrupted") is True:
                 self.model_calls.withhold(fields.get("index"))
             case "DropUnit":
