@@ -52,7 +52,7 @@ from runtime.measures.conversation import (
     tool_scores,
 )
 from runtime.measures.talk import Sound, SpeechSource, Talk, UserSound, UserSpeech, time_of
-from runtime.model.backends.base import ForcedResult, Leaning
+from runtime.model.backends.base import ForcedResult, ListenDecision
 from runtime.telemetry import catalogue as c
 from runtime.telemetry.meters import Instruments, ModeInstruments, UnitMeter
 
@@ -483,7 +483,7 @@ class ForcedSession:
     """
 
     def __init__(self) -> None:
-        self._free: list[tuple[int, Leaning, bool]] = []
+        self._free: list[tuple[int, ListenDecision, bool]] = []
         """The units that were free to decide: the index, the decision, whether it is a near-tie."""
         self._counts: Final = Counter[str]()
         self._units = self._elsewhere = 0
@@ -500,10 +500,10 @@ class ForcedSession:
             self._elsewhere += 1
             return
         stages = [choice.stage for choice in forced.choices]
-        if forced.leaning is not None:
+        if forced.listen_decision is not None:
             first = next((it for it in forced.choices if (it.stage, it.step) == ("llm", 0)), None)
             is_tie = first is not None and is_near_tie(first) is True
-            self._free.append((self._units, forced.leaning, is_tie))
+            self._free.append((self._units, forced.listen_decision, is_tie))
             counts["tokens"] += len(recorded.decided_ids)
         counts["tokens_otherwise"] += stages.count("llm")
         counts["codes"] += len(recorded.codec_ids)

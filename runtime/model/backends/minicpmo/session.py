@@ -156,8 +156,8 @@ class SteppedSession:
     ) -> Steps[ForcedResult]:
         teacher = Teacher(forced, self._runner.config.tts.eos)
         result = yield from self._unit(unit, pictures, cut, teacher)
-        choices, leaning = tuple(teacher.choices), teacher.leaning
-        return ForcedResult(result=result, choices=choices, leaning=leaning)
+        choices, listen_decision = tuple(teacher.choices), teacher.listen_decision
+        return ForcedResult(result=result, choices=choices, listen_decision=listen_decision)
 
     def _unit(
         self,

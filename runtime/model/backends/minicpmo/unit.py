@@ -293,18 +293,18 @@ class UnitRun:
         if self.teacher is None:
             return own
 
-        def apart(wanted: int) -> tuple[float | None, float | None]:
-            return sampling.tokens_apart(
+        def gap_to(wanted: int) -> tuple[float | None, float | None]:
+            return sampling.token_gap(
                 *(whole(), history, numbers, config, tokens),
                 own=own,
                 wanted=wanted,
                 forbidden=forbidden,
             )
 
-        token = self.teacher.token(step, own, apart)
+        token = self.teacher.token(step, own, gap_to)
         if step == 0:
             is_open = self.state.turn_open
-            self.teacher.leaning = sampling.leaning(
+            self.teacher.listen_decision = sampling.listen_decision(
                 whole(), history, config, tokens, is_open=is_open, own=own, recorded=token
             )
         return token
@@ -389,13 +389,13 @@ class UnitRun:
             return own
         chunk, draw, may_end = choice.chunk, choice.draw, choice.may_end
 
-        def apart(wanted: int) -> tuple[float | None, float | None]:
+        def gap_to(wanted: int) -> tuple[float | None, float | None]:
             logits = answer.numbers()
-            return sampling.codes_apart(
+            return sampling.code_gap(
                 logits, chunk, draw, eos, may_end=may_end, own=own, wanted=wanted
             )
 
-        return self.teacher.code(len(self.codes), own, apart)
+        return self.teacher.code(len(self.codes), own, gap_to)
 
     def _voice(self, *, last: bool) -> Steps[None]:
         if self._cut_at("token2wav", 0):
