@@ -164,7 +164,7 @@ class Omni(DuplexKind):
         """Go on with a client that is back: an answer may still be due."""
         self.connections += 1
         name, number = self.peer.session_id, self.connections
-        back = om.CameBack(session_id=name, connection=number, omni=self._in_force)
+        back = om.SessionResumed(session_id=name, connection=number, omni=self._in_force)
         self.peer.greeting = RESUMED.encode(back)
         super().peer_attached(event)
         self._expect_answer()

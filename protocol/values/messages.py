@@ -472,7 +472,7 @@ ServerMessage = (
 
 
 @attrs.frozen(kw_only=True)
-class ComeBack:
+class ResumeRequest:
     """Go on with a session on a new connection; its first message.
 
     Attributes:

@@ -22,7 +22,7 @@ from protocol.machine.session import Session
 from protocol.values import events as ev
 from protocol.values.errors import REFUSALS, ErrorCode
 from protocol.values.limits import MODES, Mode
-from protocol.values.messages import ComeBack, EndReason
+from protocol.values.messages import EndReason, ResumeRequest
 from recorder.format.format import Fields, RecorderError
 from recorder.storage.store import Store
 from recorder.write.log import SessionLog
@@ -42,7 +42,7 @@ from .driver import DecodeMedia, Driver, clock_ns
 from .forking import ForkQueue, ForkRefused, unsupported, write_fork
 from .journal import MarkRefused, OnFailed, OpenLog
 from .model_calls import ModelCalls
-from .peer import Ended, EndedSessions
+from .peer import EndedSession, EndedSessions
 from .setup import Arrival, Identities, Identity, first_event, log_head
 from .speech_input import ENERGY_ONLY, SpeechInput
 
@@ -140,7 +140,7 @@ class Server:
         """The running session of this name."""
         return next((it for it in self._drivers if it.recording_id == recording_id), None)
 
-    def find(self, recording_id: str) -> Driver | Ended | None:
+    def find(self, recording_id: str) -> Driver | EndedSession | None:
         """The session of this name: it runs, or ended while its client may have been away."""
         return self.running(recording_id) or self._ended.get(recording_id, clock_ns())
 
@@ -256,7 +256,7 @@ class Server:
         session, folder = driver.session, self._settings.record_to
         if session is None or not session.is_resumable or folder is None or driver.is_suspended:
             return
-        ended = Ended.of(
+        ended = EndedSession.of(
             session,
             owner=driver.owner,
             party=driver.party,
@@ -271,7 +271,7 @@ class Server:
         self._ended.add(ended)
 
     async def resume(
-        self, websocket: WebSocket, recording_id: str, mode: Mode, owner: str, asked: ComeBack
+        self, websocket: WebSocket, recording_id: str, mode: Mode, owner: str, asked: ResumeRequest
     ) -> str:
         """Go on with a session on another connection, until that is closed.
 
@@ -286,7 +286,7 @@ class Server:
         asked = attrs.evolve(asked, last_seq=max(asked.last_seq, it.first_frame - 1))
         if asked.last_seq >= it.frames_sent:
             return AHEAD
-        if isinstance(it, Ended):
+        if isinstance(it, EndedSession):
             try:
                 with bound_session(recording_id):
                     await self._ended.send_rest(it, websocket, asked, self._settings.stall_s)

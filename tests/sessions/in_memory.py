@@ -25,7 +25,7 @@ from trio.testing import MockClock
 from protocol.values.effects import DecodeMedia
 from protocol.values.events import Endpoint
 from protocol.values.limits import Mode
-from protocol.values.messages import ComeBack
+from protocol.values.messages import ResumeRequest
 from protocol.values.model import Unit
 from recorder.storage.store import LogInfo, Store
 from recorder.write.files import Disk
@@ -317,7 +317,7 @@ class World:
     def come_back(self, recording_id: str, token: str, last_seq: int, mode: Mode = "audio") -> Peer:
         """Open another connection to a session."""
         peer = Peer(mode)
-        asked = ComeBack(token=token, last_seq=last_seq)
+        asked = ResumeRequest(token=token, last_seq=last_seq)
 
         async def visit() -> None:
             refusal = await self.server.resume(peer.server_end, recording_id, mode, "", asked)

@@ -33,7 +33,7 @@ from protocol.values import requests as rq
 from protocol.values.errors import CLOSE_POLICY
 from protocol.values.events import EVENT_IDS, PIECES
 from protocol.values.limits import Mode
-from protocol.values.messages import ComeBack
+from protocol.values.messages import ResumeRequest
 from recorder.format.format import SUFFIX, RecorderError
 from recorder.read.reader import LogReader, read
 from replay.rerun.logic import replay
@@ -382,7 +382,7 @@ class Simulation:
         """Make the connections of a client that may come back."""
         report = partial(self.rules.report, who=f"client {plan.number}")
 
-        def come_back(link_plan: LinkPlan, recording_id: str, asked: ComeBack) -> Link:
+        def come_back(link_plan: LinkPlan, recording_id: str, asked: ResumeRequest) -> Link:
             link = Link(link_plan, report)
             work = partial(self._handle_again, plan, link, recording_id, asked)
             tasks.start_soon(self._serve, plan, link, work)
@@ -409,7 +409,7 @@ class Simulation:
         await self._server.handle(link, arrival)
 
     async def _handle_again(
-        self, plan: ClientPlan, link: Link, recording_id: str, asked: ComeBack
+        self, plan: ClientPlan, link: Link, recording_id: str, asked: ResumeRequest
     ) -> None:
         come_back = self._server.resume
         refusal = await come_back(link, recording_id, plan.mode, str(plan.number), asked)

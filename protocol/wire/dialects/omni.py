@@ -281,21 +281,21 @@ UNSUPPORTED: Final = frozenset({"input.text.append", "input_text.append", "push_
 
 
 @attrs.frozen(kw_only=True)
-class Return:
+class OmniResume:
     """The first message of a client that is back, and the session that it names."""
 
     recording_id: str
-    asked: ms.ComeBack
+    request: ms.ResumeRequest
 
 
-def _return(values: dict[str, Any]) -> Return:
+def _return(values: dict[str, Any]) -> OmniResume:
     seq = values["last_received"]
-    asked = ms.ComeBack(token=values["token"], last_seq=seq - 1)
-    return Return(recording_id=values["session_id"].removeprefix(OMNI_PREFIX), asked=asked)
+    request = ms.ResumeRequest(token=values["token"], last_seq=seq - 1)
+    return OmniResume(recording_id=values["session_id"].removeprefix(OMNI_PREFIX), request=request)
 
 
 RESUME: Final = Table(
-    Return,
+    OmniResume,
     Field("session_id", c.text(INPUT_ID_CHARS_MAX, 1)),
     Field("resume_token", c.text(shared.TOKEN_CHARS_MAX, 1), attr="token"),
     Field("last_received_server_event_seq", c.INTEGER, 0, attr="last_received"),
@@ -376,7 +376,7 @@ _TOKEN: Final = computed(
     doc="The right to come back, once; only in a session that can be resumed.",
 )
 RESUMED: Final = typed(
-    om.CameBack,
+    om.SessionResumed,
     "session.resumed",
     Field("session_id", c.TEXT),
     Field("attachment_generation", c.INTEGER, attr="connection"),

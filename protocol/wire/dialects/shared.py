@@ -325,7 +325,7 @@ UNRESUMABLE: Final = typed(
 """The same later on: the session cannot be resumed any more."""
 REPLACED: Final = typed(ms.Replaced, SESSION_REPLACED)
 RESUME: Final = typed(
-    ms.ComeBack,
+    ms.ResumeRequest,
     SESSION_RESUME,
     Field("token", c.text(TOKEN_CHARS_MAX, 1)),
     Field("last_seq", c.integer(-1), -1),
