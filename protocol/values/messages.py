@@ -506,5 +506,5 @@ class Resumable:
 
 
 @attrs.frozen(kw_only=True)
-class Replaced:
+class ConnectionReplaced:
     """The client came back on another connection; this one is closed."""

@@ -562,11 +562,11 @@ class Gateway:
         websocket = _translated(request.path, websocket, to)
         server = self.server
         if server is None:
-            await _turn_away(websocket, to, _UNAVAILABLE, LOADING)
+            await _reject(websocket, to, _UNAVAILABLE, LOADING)
         elif to.resume:
             await resume_connection(server, websocket, to, admitted.principal.name)
         elif server.admission.is_draining:
-            await _turn_away(websocket, to, _UNAVAILABLE, errors.REFUSALS[_UNAVAILABLE])
+            await _reject(websocket, to, _UNAVAILABLE, errors.REFUSALS[_UNAVAILABLE])
         else:
             if to.dialect is OMNI and not to.label:
                 owner = admitted.principal.name
@@ -631,7 +631,7 @@ class Gateway:
             reason = await server.handle(websocket, arrival, on_left)
         except ForkRefused as refused:
             reason = "refused" if errors.close_code(refused.code) else None  # else it is paid for
-            await _turn_away(websocket, to, refused.code, refused.message)
+            await _reject(websocket, to, refused.code, refused.message)
         finally:
             on_left()
             if place is not None:
@@ -672,7 +672,7 @@ async def _guarded(serve: Callable[[], Awaitable[None]]) -> None:
         _LOG.exception("a session broke")
 
 
-async def _turn_away(websocket: WebSocket, to: Route, code: errors.ErrorCode, text: str) -> None:
+async def _reject(websocket: WebSocket, to: Route, code: errors.ErrorCode, text: str) -> None:
     """Refuse without a session: very many clients may ask."""
     for frame in to.dialect.encode(ErrorReport(code=code, message=text)):
         await websocket.send(frame)

@@ -192,7 +192,7 @@ class Journal:
     async def _gone(self, log: SessionLog) -> None:
         """Wait until the log is removed, once; a hung disk is given up."""
         with anyio.move_on_after(WRITE_WAIT_S):
-            await log.gone()
+            await log.wait_removed()
         self._removed = ready_now
 
     async def append_mark(self, at_ns: int, fields: Fields) -> int:

@@ -28,7 +28,7 @@ from protocol.machine.session import Session
 from protocol.values.effects import Attach
 from protocol.values.errors import CLOSE_INTERNAL_ERROR, CLOSE_NORMAL
 from protocol.values.limits import NS_PER_S, Mode
-from protocol.values.messages import Replaced, Resumable, ResumeRequest
+from protocol.values.messages import ConnectionReplaced, Resumable, ResumeRequest
 from protocol.wire.dialects.shared import REPLACED, RESUMABLE, TOKEN
 
 from ..net.connection import Connection, Ready, WebSocket
@@ -145,7 +145,7 @@ class AttachedClient:
         """Send the new connection its greeting, and the frames that the client does not have."""
         arrival = self.arrivals.popleft()
         if self.connection is not None and self.connection is not arrival.connection:
-            self.connection.send(REPLACED.encode(Replaced()), ready_now)
+            self.connection.send(REPLACED.encode(ConnectionReplaced()), ready_now)
             self.connection.close(CLOSE_NORMAL, "replaced", ready_now)
         self.connection = arrival.connection
         self.connection.send(effect.frame.replace(TOKEN, arrival.token), ready)
