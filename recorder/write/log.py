@@ -100,8 +100,8 @@ class Shared:
         loops: the event loops that were seen: one in a server, one per test elsewhere.
         serve_here: serves logs in the calling thread, for a recorder without its own.
         clock: in seconds.
-        wakeup_lock: a lock that the recorder's thread takes to sleep, and that wakes it when it is freed;
-            Python's `Condition` needs ten calls more.
+        wakeup_lock: a lock that the recorder's thread takes to sleep, and that wakes it when it is
+            freed; Python's `Condition` needs ten calls more.
         ready_logs: logs to serve now, in order.
         steps: steps of work done for any log since the start; constant while the disk hangs.
         is_closing: nothing more is accepted.
