@@ -223,10 +223,10 @@ class Recordings:
         return json_response(attrs.asdict((await self.found(request))[0]))
 
     async def check(self, request: Request) -> None:
-        """Raise `NotHere` unless the client may see the recording in the path."""
+        """Raise `NotOnThisGateway` unless the client may see the recording in the path."""
         if self._logs is None:
             name = request.path_params["recording_id"]
-            raise rq.NotHere(name, "no session of that name runs")
+            raise rq.NotOnThisGateway(name, "no session of that name runs")
         await self.found(request)
 
     async def written(self, recording_id: str) -> LogInfo | None:
@@ -241,7 +241,7 @@ class Recordings:
         asked = request.path_params["recording_id"]
         found = await self.find(asked, principal_of(request))
         if found is None:
-            raise rq.NotHere(asked, NO_RECORDING)
+            raise rq.NotOnThisGateway(asked, NO_RECORDING)
         return found
 
     async def _ended(self, request: Request) -> LogInfo:
@@ -389,7 +389,7 @@ class Recordings:
         headers = {"Content-Disposition": f'attachment; filename="{name}"'}
         view: vw.ViewName = "redacted-page" if is_page else "redacted-log"
         chosen = None if kinds is None else kinds.split(",")
-        without: vw.Asked = {"open_": info.open, "kinds": chosen}
+        without: vw.ViewOptions = {"open_": info.open, "kinds": chosen}
         return await self._views_here().answer(request, info, view, headers, **without)
 
     async def _send_sound(self, request: Request) -> Response:

@@ -53,7 +53,7 @@ from ..api.openai import Calls, OpenAIApi
 from ..api.pages import ADDRESS as CONSOLE
 from ..api.pages import Console, DemoPages, Pages, is_public
 from ..api.recordings import NO_RECORDING, Marks, Recordings
-from ..api.requests import ConcurrencyLimit, NotHere, in_thread
+from ..api.requests import ConcurrencyLimit, NotOnThisGateway, in_thread
 from ..api.routes import Api, WorkersApi
 from ..api.tail import Sideband, Tail, follow, refused
 from ..api.twilio import TWILIO_PATH, Call, Twilio
@@ -402,7 +402,7 @@ class Gateway:
                 *pages,
             ],
             speech=self.speech,
-            handlers={Denied: answer_denied, NotHere: self._relay.relay_http},
+            handlers={Denied: answer_denied, NotOnThisGateway: self._relay.relay_http},
         )
         return AccessMiddleware(
             app,
@@ -575,8 +575,8 @@ class Gateway:
                     return
                 websocket = peeked
             left = anyio.Event()
-            arrival = attrs.evolve(to, address=origin_of(request.peer.host))
-            serve = partial(self._serve, server, websocket, arrival, admitted.principal, left.set)
+            spec = attrs.evolve(to, address=origin_of(request.peer.host))
+            serve = partial(self._serve, server, websocket, spec, admitted.principal, left.set)
             if to.resumable:
                 server.tasks.start_soon(_guarded, serve)  # the session may outlive its connection
                 await left.wait()
@@ -622,13 +622,13 @@ class Gateway:
         place = await self._gate.quotas.enter_soon(principal)
         reason: EndReason | None = None
         try:
-            arrival = attrs.evolve(
+            spec = attrs.evolve(
                 to,
                 owner=principal.name,
                 must_record=principal.record_always is True,
                 refusal=errors.ErrorCode.WORKER_BUSY if place is None else None,
             )
-            reason = await server.handle(websocket, arrival, on_left)
+            reason = await server.handle(websocket, spec, on_left)
         except ForkRefused as refused:
             reason = "refused" if errors.close_code(refused.code) else None  # else it is paid for
             await _reject(websocket, to, refused.code, refused.message)

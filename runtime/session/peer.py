@@ -66,7 +66,7 @@ class Tokens:
         given = hash_of(token)
         return sum(hmac.compare_digest(given, known) for known in self.hashes) > 0
 
-    def give(self, token: str, *, used: str) -> str:
+    def rotate(self, token: str, *, used: str) -> str:
         """Take the next token in place of one that was used; returns its hash."""
         self.hashes = [hash_of(token), hash_of(used)]
         return self.hashes[0]
@@ -86,7 +86,7 @@ class AttachedClient:
 
     Attributes:
         connection: the last one; None before one comes to a server that went on with the session.
-        arrivals: connections that wait for their greeting.
+        new_connections: those that wait for their greeting.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class AttachedClient:
     ) -> None:
         self._again = again
         self.tokens: Final = tokens or Tokens([hash_of(token)] if token else [])
-        self.arrivals: deque[_NewConnection] = deque()
+        self.new_connections: deque[_NewConnection] = deque()
         self._first = token
         self.connection: Connection | None = None
         self.number = -1 if tokens is None else 0  # the first one was another server's
@@ -111,20 +111,20 @@ class AttachedClient:
         """Take the connection with which the session begins."""
         self.connection = connection
         if self._first:
-            self.arrivals.append(_NewConnection(connection, self._first))
+            self.new_connections.append(_NewConnection(connection, self._first))
 
     def resume(self, connection: Connection, *, used: str, token: str) -> str:
         """Take a new connection of a client with a right token; returns the next token's hash.
 
         It gets the session from `greet` on.
         """
-        self.arrivals.append(_NewConnection(connection, token))
-        return self.tokens.give(token, used=used)
+        self.new_connections.append(_NewConnection(connection, token))
+        return self.tokens.rotate(token, used=used)
 
     def with_token(self, frame: str) -> str:
         """Write the token into a frame before a greeting: in vLLM-Omni's `session.created`."""
         if frame.startswith(_CREATED) and _OWN_TOKEN in frame:
-            return frame.replace(TOKEN, self.arrivals.popleft().token, 1)
+            return frame.replace(TOKEN, self.new_connections.popleft().token, 1)
         return frame
 
     def close(self, code: int, reason: str, ready: Ready) -> None:
@@ -137,18 +137,18 @@ class AttachedClient:
 
         A client that came too late for a greeting gets the end when it comes again.
         """
-        for arrival in self.arrivals:
-            arrival.connection.close(code, "", ready_now)
+        for waiting in self.new_connections:
+            waiting.connection.close(code, "", ready_now)
         self.close(code, "", ready_now)
 
     def greet(self, effect: Attach, ready: Ready) -> None:
         """Send the new connection its greeting, and the frames that the client does not have."""
-        arrival = self.arrivals.popleft()
-        if self.connection is not None and self.connection is not arrival.connection:
+        waiting = self.new_connections.popleft()
+        if self.connection is not None and self.connection is not waiting.connection:
             self.connection.send(REPLACED.encode(ConnectionReplaced()), ready_now)
             self.connection.close(CLOSE_NORMAL, "replaced", ready_now)
-        self.connection = arrival.connection
-        self.connection.send(effect.frame.replace(TOKEN, arrival.token), ready)
+        self.connection = waiting.connection
+        self.connection.send(effect.frame.replace(TOKEN, waiting.token), ready)
         if effect.after + 1 < effect.before:
             self.connection.send_again(self._again(effect.after + 1, effect.before))
 

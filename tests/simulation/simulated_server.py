@@ -40,7 +40,7 @@ from replay.rerun.logic import replay
 from runtime.net.connection import CLOSE_FLUSH_S, SEND_BYTES_PER_S_MIN
 from runtime.session import journal
 from runtime.session.server import Server
-from runtime.session.setup import Arrival
+from runtime.session.setup import SessionSpec
 from runtime.session.speech_input import ENERGY_ONLY, SpeechInput
 from runtime.settings.settings import Settings
 from runtime.slots.workers import REPLACE_WAIT_S, RETRY_S_MAX, Workers
@@ -399,7 +399,7 @@ class Simulation:
         return way
 
     async def _handle(self, plan: ClientPlan, link: Link) -> None:
-        arrival = Arrival(
+        arrival = SessionSpec(
             mode=plan.mode,
             endpoint=plan.endpoint,
             label=plan.label,
