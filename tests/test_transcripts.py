@@ -47,6 +47,8 @@ OLD: Final = {
     *(f"legacy-chat/{name}" for name in ("tts-no-such-voice", "tts-voice-name")),
     "legacy-chat/wrong-tts-cloning",
     *("duplex-v1/append-wrong", "legacy-duplex/chunk-wrong", "realtime/append-wrong"),
+    *(f"realtime/chat-{name}" for name in ("append-in-turn", "in-turn", "queue")),
+    *("legacy-chat/queue-message", "legacy-chat/second-message"),
     *("realtime/no-mode-is-video", "realtime/chat-not-for-here", "live/refused-by-name"),
 }
 """Where behaviours differ, besides those of `openai`: those with a number in their name show it."""

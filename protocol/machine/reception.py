@@ -30,7 +30,7 @@ from typing import Any, Final, cast
 import attrs
 
 from ..values import requests as rq
-from ..values.behaviour import CANCELS_TURNS, DUPLEX_TOOLS, ONLY_MODEL
+from ..values.behaviour import CANCELS_TURNS, DUPLEX_TOOLS, DURING_TURNS, ONLY_MODEL
 from ..values.errors import CLOSE_TOO_BIG, ErrorCode, FieldError, FrameError
 from ..values.events import EVENT_IDS, FrameReceived
 from ..values.frames import KEPT_CHARS, Frame, Refused, Shortened, Utf8Text, not_json
@@ -60,7 +60,7 @@ _GATE_WORDS: Final[Mapping[Gate, str]] = {
     Gate.OPENING: "while the session is being set up",
     Gate.ACTIVE: "in a session that is set up",
     Gate.PAUSED: "while paused",
-    Gate.TURN: "amid a turn",
+    Gate.TURN: "during a turn",
     Gate.UNCHOSEN: "before a model is chosen",
     Gate.TRANSCRIBING: "in a transcription",
     Gate.STEERED: "in a session that is set up",
@@ -659,18 +659,16 @@ def _words_of_refusal(
     kind: Kind, gate: Gate, request: rq.Request, body: Json, verdict: Verdict
 ) -> str:
     """Describe the refused message in the client's own words, and when."""
-    named = body.get("type")
+    name = body.get("type")
     if request is rq.Request.UNKNOWN:
         name = "an event of no known type"
-    else:  # The type is one of ours, but for a request of 004, which has none.
-        name = (
-            named
-            if isinstance(named, str) and kind.peer.dialect is not dialects.LEGACY_CHAT
-            else "a message"
-        )
+    elif not isinstance(name, str) or kind.peer.dialect is dialects.LEGACY_CHAT:
+        name = "a message"
     if request is rq.Request.MISPLACED and verdict == ErrorCode.INVALID_EVENT:
         return f"{name} has no place in this session"
-    return f"{name} {_GATE_WORDS[gate]}" + _AFTERWARDS.get((gate, request), "")
+    is_old = gate is Gate.TURN and not kind.step.behaves(DURING_TURNS)
+    when = "amid a turn" if is_old else _GATE_WORDS[gate]
+    return f"{name} {when}" + _AFTERWARDS.get((gate, request), "")
 
 
 def _dialect_after(dialect: Dialect, gate: Gate, request: rq.Request, body: Json) -> Dialect:

@@ -81,6 +81,8 @@ SENDS_USER_WORDS: Final = 2
 """`realtime`: a client that wants notices is sent what its user said, as it is transcribed."""
 FORGETS_LOST: Final = 2
 """`openai`, transcriptions: sound that was cleared is not transcribed again after a loss."""
+DURING_TURNS: Final = 2
+"""A message that is refused while a turn is answered came `during a turn`."""
 SLEEPS_AMID_MOVES: Final = 2
 """A session that falls asleep as it gives up its slot is not ended for want of another one."""
 

@@ -224,7 +224,7 @@ class Gate(StrEnum):
     ACTIVE = "ACTIVE"
     PAUSED = "PAUSED"
     """ACTIVE, and paused by the client."""
-    TURN = "ACTIVE amid a turn"
+    TURN = "ACTIVE during a turn"
     """A turn of chat is under way, from its question to its answer."""
     UNCHOSEN = "CONNECTED without a model"
     """A transcription before its model is chosen: sound is kept already, and a commit takes the

@@ -329,7 +329,7 @@ def test_internals_are_recognized(text: str) -> None:
         *MEANINGS.values(),
         "$.input.audio: 3 samples, at least 4000 are needed",
         "$.payload.config: an array of 0 items, an object is needed",
-        "append event in state ACTIVE amid a turn",
+        "append event in state ACTIVE during a turn",
         f"frame above {FRAME_BYTES_MAX} bytes",
         "$.input.messages[0].content[1].data: a string of 4 characters that is not base64",
     ],

@@ -10,7 +10,7 @@ import anyio
 from protocol.values.model import Turn
 from runtime.model.backends.scripted_chat import Answer
 from tests.golden.stage import ONE_SLOT, Scene, picture
-from tests.sessions.in_memory import World, base64, close_frame, pcm
+from tests.sessions.in_memory import World, base64, close_frame, init_frame, pcm
 
 
 def ask(text: str, **fields: Any) -> str:
@@ -108,6 +108,15 @@ async def cancels_answers(server: World) -> None:
     peer.send(cancel, ask("and this?"))
     await peer.heard("text", 5)
     peer.send(cancel, cancel, close_frame())
+    await peer.over()
+
+
+async def sends_out_of_place(server: World) -> None:
+    """A second question and an init while a turn is answered: both are refused."""
+    peer = await server.activate_chat()
+    peer.send(ask("tell me all"))
+    await peer.heard("text", 3)
+    peer.send(ask("and this?"), init_frame(), close_frame())
     await peer.over()
 
 
@@ -215,6 +224,7 @@ CHAT_SCENES: dict[str, Scene] = {
             ("chat-vanishes", vanishes_amid_an_answer, {"chat": long}, {}),
             ("chat-cut", closes_amid_an_answer, {"chat": long}, {}),
             ("chat-cancelled", cancels_answers, {"chat": long}, {}),
+            ("chat-out-of-place", sends_out_of_place, {"chat": long}, {}),
             ("chat-drained", is_drained, {"chat": long}, {}),
             ("chat-idle", is_left, {}, {"idle_s": 3}),
             ("chat-torn-picture", torn_picture, {}, {}),

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from zlib import crc32
 
 import attrs
 
@@ -43,8 +44,8 @@ from tests.sessions.in_memory import on_virtual_time, world
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "logs"
 LOGS = sorted(FOLDER.glob(f"*{SUFFIX}"))
-SAMPLE = sample(LOGS, LOGS[::3])
-"""For tests that would find the same in most of them; sorted by name, so all dialects are there."""
+SAMPLE = sample(LOGS, [path for path in LOGS if crc32(path.name.encode()) % 3 == 1])
+"""For tests that would find the same in most of them; by name, so that a new log moves no other."""
 HASHES = Path(__file__).with_name("hashes.json")
 """A log that changes, or goes, is caught by it: a change of behaviour gets a number instead."""
 SCENES: dict[str, Scene] = {

@@ -268,7 +268,7 @@ def test_a_chat_goes_turn_by_turn() -> None:
     for _ in range(2):
         assert client.send(HELLO)
         assert client.gate is Gate.TURN
-        with pytest.raises(LocalProtocolError, match="append in state ACTIVE amid a turn"):
+        with pytest.raises(LocalProtocolError, match="append in state ACTIVE during a turn"):
             client.send(HELLO)
         heard = hear(client, "realtime", Queued(place=PLACE), DELTA, RESPONSE)
         assert heard == [Queued(place=PLACE), DELTA, RESPONSE]

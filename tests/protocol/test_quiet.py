@@ -14,10 +14,9 @@ from protocol.machine.session import Session
 from protocol.values import events as ev
 from protocol.values.effects import Effect
 from protocol.values.errors import LocalProtocolError
-from tests.project.sampling import sample
+from tests.golden.logs import SAMPLE
 from tests.protocol.test_likeness import events_in
 from tests.sessions.in_memory import base64
-from tests.test_golden import LOGS
 
 KEPT_MIN = {
     **{"realtime": 100, "duplex-v1": 3, "transcription": 1000, "live": 50},
@@ -98,7 +97,7 @@ def test_messages_that_come_together() -> None:
 def compare(seed: int) -> None:
     """Give sessions of all recordings the same drawn messages, together and one by one."""
     kept = Counter[str]()
-    for path in sample(LOGS, LOGS[::3]):
+    for path in SAMPLE:
         chance = Random(f"{seed} {path.name}")
         opened, *events = events_in(path)
         assert isinstance(opened, ev.ConnectionOpened)

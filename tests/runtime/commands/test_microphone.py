@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -65,8 +66,11 @@ class Stream:
 class Microphone(Stream):
     """Hears a tone."""
 
+    captured = 0
+
     def step(self) -> None:
         self.callback((np.ones(self.frames, "<f4") / 4).tobytes(), self.frames, None, None)
+        Microphone.captured += self.frames
 
 
 class Loudspeaker(Stream):
@@ -91,7 +95,7 @@ def sounddevice(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     module.RawInputStream, module.RawOutputStream = Microphone, Loudspeaker
     module.PortAudioError = PortAudioError
     monkeypatch.setitem(sys.modules, "sounddevice", module)
-    Loudspeaker.played = bytearray()
+    Microphone.captured, Loudspeaker.played = 0, bytearray()
     before = {*threading.enumerate()}
     yield module
     assert {*threading.enumerate()} <= before  # one of an earlier test may have ended meanwhile
@@ -131,8 +135,8 @@ def test_what_is_spoken_is_answered_aloud(sounddevice: Any) -> None:
 def test_what_nobody_takes_is_dropped(sounddevice: Any) -> None:
     """A server that is away for a minute would answer a minute late."""
     with Devices() as devices:
-        stop = threading.Event()
-        stop.wait((CAPTURED_S_MAX + 1) / SPEED)
+        while Microphone.captured < (CAPTURED_S_MAX + 1) * INPUT_RATE_HZ:
+            time.sleep(0.02)
         taken = []
         while (unit := devices.second()) is not None:
             taken.append(unit)
