@@ -337,11 +337,11 @@ def _frame_left_out(stack: ExitStack) -> None:
 def _tokens_stay_right(stack: ExitStack) -> None:
     """A token that was used lets in who stole it."""
 
-    def give(self: Tokens, token: str, *, used: str) -> str:
+    def rotate(self: Tokens, token: str, *, used: str) -> str:
         self.hashes.insert(0, hash_of(token))
         return self.hashes[0]
 
-    _put(stack, Tokens, "give", give)
+    _put(stack, Tokens, "rotate", rotate)
     _put(stack, Tokens, "forget_old", lambda self: None)
 
 
