@@ -6,7 +6,7 @@ Rules:
 - The model's input and output are compared, and ends if both logs have one. Times, costs and names
   never count; settings (seed, environment) and logits, which rounding changes without another
   difference, are reported separately.
-- Both logs are streamed, with one exchange of each in memory and a bounded list of differences.
+- Both logs are streamed, with one model call of each in memory and a bounded list of differences.
 - In text, what comes from a log is printed as it is, never as markup; a report fits on a screen.
 
 Times are nanoseconds of each session's own clock, 0 at its start. The two logs may be of unrelated
@@ -35,7 +35,7 @@ from .rerun.full import model_of
 from .rerun.outputs import compare_outputs, output_difference, snr_db
 from .shared.commands import finish, opened_log, records_of, table
 from .shared.recordings import RecordingType, show_bytes, show_seconds, typed
-from .story.exchanges import Exchange, audio_ms
+from .story.model_calls import ModelCall, audio_ms
 from .story.reading import SessionStory
 
 What = Literal["opening", "unit", "turn", "chunk", "end"]
@@ -43,7 +43,7 @@ What = Literal["opening", "unit", "turn", "chunk", "end"]
 
 @attrs.frozen
 class Side:
-    """One session's part of an exchange that differs: shortened text, and time to answer."""
+    """One session's part of a model call that differs: shortened text, and time to answer."""
 
     outcome: str
     text: str
@@ -52,7 +52,7 @@ class Side:
 
 
 @attrs.frozen
-class Parting:
+class SessionDifference:
     """A place at which two sessions differ; values are shortened.
 
     Attributes:
@@ -88,7 +88,7 @@ class SessionFacts:
 
     Attributes:
         span_ns: from its start to its last record.
-        exchanges: units or turns.
+        exchanges: model calls, which are units or turns.
         drops: seconds of input that were lost.
         shortened: refused messages of which the log keeps length, hash and start.
         shortened_bytes: of all of them, as they came.
@@ -125,11 +125,11 @@ class DiffReport:
 
     Attributes:
         setup: settings that differ, the seed included.
-        compared: exchanges that both have.
-        only_a: exchanges that `b` does not have.
+        compared: model calls that both have.
+        only_a: model calls that `b` does not have.
         partings: the differences in order, the first included, up to a bound.
         parting_count: all of them.
-        logits_changed: the first exchange whose first logits differ, even if its tokens do not.
+        logits_changed: the first model call whose first logits differ, even if its tokens do not.
     """
 
     a: SessionFacts
@@ -139,8 +139,8 @@ class DiffReport:
     same: int
     only_a: int
     only_b: int
-    first: Parting | None
-    partings: tuple[Parting, ...]
+    first: SessionDifference | None
+    partings: tuple[SessionDifference, ...]
     parting_count: int
     logits_changed: int | None = None
 
@@ -163,10 +163,10 @@ FINALIZED_FIELDS: Final = ("finalized_ids", "finalized_kv_added")
 """Compared next, if both are finalized: a session may end before its last unit is."""
 UNANSWERED_FIELDS: Final = ("kind", "forced", "outcome")
 """Compared if one of the two has no result."""
-PARTINGS_KEPT: Final = 1000
+DIFFERENCES_KEPT: Final = 1000
 """More units than a session of ten minutes has; further differences are only counted."""
 TEXT_CHARS_MAX: Final = 200
-"""Of an exchange's text that differs: some seconds of speech."""
+"""Of a model call's text that differs: some seconds of speech."""
 P95: Final = 95
 
 Items = Iterable[Record | Damage]
@@ -175,25 +175,25 @@ Items = Iterable[Record | Damage]
 def compare(head_a: Fields, items_a: Items, head_b: Fields, items_b: Items) -> DiffReport:
     """Compare two sessions: for each the fields of its `session` record, records and damage."""
     a, b = _Reading(head_a, items_a), _Reading(head_b, items_b)
-    counts, partings, logits_changed = Counter[str](), list[Parting](), None
+    counts, partings, logits_changed = Counter[str](), list[SessionDifference](), None
 
-    def note(parting: Parting | None) -> None:
-        if parting is not None:
+    def note(found: SessionDifference | None) -> None:
+        if found is not None:
             counts["partings"] += 1
-            if len(partings) < PARTINGS_KEPT:
-                partings.append(parting)
+            if len(partings) < DIFFERENCES_KEPT:
+                partings.append(found)
 
     pairs = _aligned(iter(a), iter(b))
     begun = list(islice(pairs, 1))
-    note(_opening_parting(a.story, b.story))  # both openings were read by now
+    note(_opening_difference(a.story, b.story))  # both openings were read by now
     for first, second in chain(begun, pairs):
-        parting = _parting(first, second)
-        note(parting)
+        difference = _difference(first, second)
+        note(difference)
         if first is None or second is None:
             counts["only_a" if second is None else "only_b"] += 1
             continue
         counts["compared"] += 1
-        counts["same"] += parting is None
+        counts["same"] += difference is None
         are_answered = first.is_answered and second.is_answered
         is_other = are_answered and first.logits_hash != second.logits_hash
         if is_other and logits_changed is None:
@@ -213,14 +213,14 @@ class _Reading:
         self.story: Final = SessionStory()
         self._items: Final = items
         self._took_ns: list[int] = []
-        self._exchanges = 0
+        self._model_calls = 0
 
-    def __iter__(self) -> Iterator[Exchange]:
-        for exchange in self.story.read(self._items):
-            self._exchanges += 1
-            if exchange.took_ns is not None:
-                self._took_ns.append(exchange.took_ns)
-            yield exchange
+    def __iter__(self) -> Iterator[ModelCall]:
+        for call in self.story.read(self._items):
+            self._model_calls += 1
+            if call.took_ns is not None:
+                self._took_ns.append(call.took_ns)
+            yield call
 
     def facts(self) -> SessionFacts:
         story = self.story
@@ -230,7 +230,7 @@ class _Reading:
             mode=None if story.opened is None else story.opened.mode,
             seed=typed(self.head, "seed", int),
             span_ns=story.duration_ns,
-            exchanges=self._exchanges,
+            exchanges=self._model_calls,
             drops=len(story.drops),
             shortened=len(story.shortened),
             shortened_bytes=sum(short.size_bytes for short in story.shortened),
@@ -241,8 +241,8 @@ class _Reading:
 
 
 def _aligned(
-    a: Iterator[Exchange], b: Iterator[Exchange]
-) -> Iterator[tuple[Exchange | None, Exchange | None]]:
+    a: Iterator[ModelCall], b: Iterator[ModelCall]
+) -> Iterator[tuple[ModelCall | None, ModelCall | None]]:
     first, second = next(a, None), next(b, None)
     while first is not None or second is not None:
         if first is not None and (second is None or first.index < second.index):
@@ -259,7 +259,7 @@ def _aligned(
 # -- differences ----------------------------------------------------------------------------------
 
 
-def _parting(a: Exchange | None, b: Exchange | None) -> Parting | None:
+def _difference(a: ModelCall | None, b: ModelCall | None) -> SessionDifference | None:
     there = a if a is not None else b
     assert there is not None
     fields: tuple[str, ...] = (there.kind,)
@@ -275,24 +275,24 @@ def _parting(a: Exchange | None, b: Exchange | None) -> Parting | None:
         snr = snr_db(a.pcm, b.pcm)
     assert found is not None, "values of one type that are unequal differ somewhere"
     values = (found.path, found.recorded, found.came_out)
-    return Parting(there.kind, there.index, fields, *values, snr, _side(a), _side(b))
+    return SessionDifference(there.kind, there.index, fields, *values, snr, _side(a), _side(b))
 
 
-def _compared(a: Exchange, b: Exchange) -> tuple[str, ...]:
+def _compared(a: ModelCall, b: ModelCall) -> tuple[str, ...]:
     if not (a.is_answered and b.is_answered):
         return UNANSWERED_FIELDS
     are_finalized = None not in (a.finalized_ids, b.finalized_ids)
     return (*FIELDS, *FINALIZED_FIELDS) if are_finalized else FIELDS
 
 
-def _side(exchange: Exchange | None) -> Side | None:
-    if exchange is None:
+def _side(call: ModelCall | None) -> Side | None:
+    if call is None:
         return None
-    text = exchange.text[:TEXT_CHARS_MAX]
-    return Side(exchange.outcome, text, audio_ms(exchange.pcm), exchange.took_ns)
+    text = call.text[:TEXT_CHARS_MAX]
+    return Side(call.outcome, text, audio_ms(call.pcm), call.took_ns)
 
 
-def _opening_parting(a: SessionStory, b: SessionStory) -> Parting | None:
+def _opening_difference(a: SessionStory, b: SessionStory) -> SessionDifference | None:
     if a.prepared is not None and b.prepared is not None:
         found = compare_outputs(a.prepared, b.prepared)
     elif a.prepared is b.prepared:
@@ -303,9 +303,9 @@ def _opening_parting(a: SessionStory, b: SessionStory) -> Parting | None:
     return None if found is None else _bare("opening", found)
 
 
-def _bare(what: Literal["opening", "end"], found: Difference) -> Parting:
+def _bare(what: Literal["opening", "end"], found: Difference) -> SessionDifference:
     field = found.path.partition("[")[0]
-    return Parting(what, None, (field,), found.path, found.recorded, found.came_out)
+    return SessionDifference(what, None, (field,), found.path, found.recorded, found.came_out)
 
 
 # -- settings and times ---------------------------------------------------------------------------
@@ -363,7 +363,7 @@ def diff_lines(report: DiffReport) -> list[RenderableType]:
     """Describe the findings, the first difference first."""
     lines: list[RenderableType] = [_verdict(report)]
     if report.first is not None:
-        lines += _parting_lines(report.first)
+        lines += _difference_lines(report.first)
     if report.is_damaged:
         lines.append("damaged: the lost part of a log may be what differs, or hide it")
     lines += [_session("A", report.a), _session("B", report.b)]
@@ -389,23 +389,23 @@ def _verdict(report: DiffReport) -> str:
     return f"same: {counts}" if first is None else f"differ from {_name(first)} on: {counts}"
 
 
-def _parting_lines(parting: Parting) -> list[RenderableType]:
-    more = f" (and {', '.join(parting.fields[1:])})" if len(parting.fields) > 1 else ""
-    lines: list[RenderableType] = [f"  {_name(parting)}: {parting.fields[0]}{more}"]
-    if parting.a is not None and parting.b is not None:
+def _difference_lines(found: SessionDifference) -> list[RenderableType]:
+    more = f" (and {', '.join(found.fields[1:])})" if len(found.fields) > 1 else ""
+    lines: list[RenderableType] = [f"  {_name(found)}: {found.fields[0]}{more}"]
+    if found.a is not None and found.b is not None:
         lines += [
-            f"  A         {_describe_side(parting.a)}",
-            f"  B         {_describe_side(parting.b)}",
+            f"  A         {_describe_side(found.a)}",
+            f"  B         {_describe_side(found.b)}",
         ]
-    lines += [f"  {parting.path or 'the whole'}", f"    in A    {parting.in_a}"]
-    lines.append(f"    in B    {parting.in_b}")
-    if parting.snr_db is not None:
-        lines.append(f"  sound     that of A is {parting.snr_db} dB above the difference")
+    lines += [f"  {found.path or 'the whole'}", f"    in A    {found.in_a}"]
+    lines.append(f"    in B    {found.in_b}")
+    if found.snr_db is not None:
+        lines.append(f"  sound     that of A is {found.snr_db} dB above the difference")
     return lines
 
 
-def _name(parting: Parting) -> str:
-    return parting.what if parting.index is None else f"{parting.what} {parting.index}"
+def _name(found: SessionDifference) -> str:
+    return found.what if found.index is None else f"{found.what} {found.index}"
 
 
 def _units(facts: SessionFacts) -> str:
@@ -428,15 +428,15 @@ def _session(name: str, facts: SessionFacts) -> str:
 
 def _table(report: DiffReport) -> RenderableType:
     rows = []
-    for parting in report.partings[:ROWS_MAX]:
-        more = len(parting.fields) - 1
+    for found in report.partings[:ROWS_MAX]:
+        more = len(found.fields) - 1
         row = (
-            _name(parting),
-            _cell(parting, parting.a, parting.in_a),
-            _cell(parting, parting.b, parting.in_b),
-            "" if parting.snr_db is None else f"{parting.snr_db} dB",
-            "" if parting.index is None else f"{_took(parting.a)} | {_took(parting.b)}",
-            parting.fields[0] + (f" and {more} more" if more else ""),
+            _name(found),
+            _cell(found, found.a, found.in_a),
+            _cell(found, found.b, found.in_b),
+            "" if found.snr_db is None else f"{found.snr_db} dB",
+            "" if found.index is None else f"{_took(found.a)} | {_took(found.b)}",
+            found.fields[0] + (f" and {more} more" if more else ""),
         )
         rows.append(row)
     left = report.parting_count - ROWS_MAX
@@ -444,9 +444,9 @@ def _table(report: DiffReport) -> RenderableType:
     return table(columns, rows, more=f"and {left} more, see --json" if left > 0 else "")
 
 
-def _cell(parting: Parting, side: Side | None, shown: str) -> str:
+def _cell(found: SessionDifference, side: Side | None, shown: str) -> str:
     if side is None:
-        return shown if parting.index is None else "not there"
+        return shown if found.index is None else "not there"
     return _describe_side(side)
 
 

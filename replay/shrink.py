@@ -15,10 +15,10 @@ The search is delta debugging over events, then simpler events:
 
 A candidate is a log with fewer or simpler events than another, made by the real machine:
 
-    the events of a log -> some left out, some made simpler -> fitted to what was asked -> remade
+    the events of a log -> some left out, some simplified -> fitted to what was asked -> regenerated
 
-Each is a whole log that verifies and logic-replays; otherwise `RemakeError`. It keeps the times of
-its events, and the `fin` if there is one; marks are left out.
+Each is a whole log that verifies and logic-replays; otherwise `RegenerationError`. It keeps the
+times of its events, and the `fin` if there is one; marks are left out.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ from .redact.content import Kind, Policy, Tally, hide_picture, mute
 from .redact.frames import FrameEditor
 from .redact.redaction import without_media
 from .rerun.difference import describe
-from .rerun.logic import RemakeError, Remaker, head_record, write
+from .rerun.logic import LogRegenerator, RegenerationError, head_record, write
 from .shared.commands import UnusableError, complaint, print_json
 from .shared.recordings import RecordingType
-from .story.exchanges import ANSWERS, CallName, answered, asked, renumbered
+from .story.model_calls import ANSWERS, CallName, answered, asked, renumbered
 
 # -- open questions -------------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ _ENDS: Final[Mapping[type, tuple[str, ...]]] = {
 
 
 @attrs.define
-class Asked:
+class PendingAnswers:
     """The open questions of a session, so that each answer has its question.
 
     Events come from outside (frames, a lost peer, a shutdown), or answer an effect. After events
@@ -324,7 +324,7 @@ def build(source: Path, target: Path, change: Change, origin: Fields) -> None:
     """Write a candidate; the source's fields of the head win over `origin`'s.
 
     Raises:
-        RemakeError: there is no such session.
+        RegenerationError: there is no such session.
         RecorderError: the source cannot be read.
         OSError: the disk refused.
     """
@@ -335,7 +335,7 @@ def build(source: Path, target: Path, change: Change, origin: Fields) -> None:
 
 def _records(head: Fields, records: Iterable[Record], change: Change) -> Iterator[Record]:
     yield head_record(head)
-    remaker, asked = Remaker(), Asked()
+    regenerator, asked = LogRegenerator(), PendingAnswers()
     media: deque[int] = deque()
     place = 0
     for record in records:
@@ -343,24 +343,24 @@ def _records(head: Fields, records: Iterable[Record], change: Change) -> Iterato
             media.clear()
             event = change(place, _event(record))
             place += 1
-            is_over = remaker.session is not None and remaker.session.is_finished
+            is_over = regenerator.session is not None and regenerator.session.is_finished
             fitted = None if event is None or is_over else asked.fit(event)
             if fitted is not None:
-                remade = remaker.step(fitted)
-                media.extend(asked.note(remade.effects))
-                yield from remade.records
+                step = regenerator.step(fitted)
+                media.extend(asked.note(step.effects))
+                yield from step.records
         elif record.fields.get("type") == "DecodeMedia" and media:
             number = record.fields["media"]
             assert isinstance(number, int)
             asked.media[number] = media.popleft()
         elif record.kind == "fin":
-            yield remaker.end()
+            yield regenerator.end()
 
 
 def _sound(items: Iterable[Record | Damage]) -> Iterator[Record]:
     for item in items:
         if isinstance(item, Damage):
-            raise RemakeError(f"the log is damaged at byte {item.offset}: {item.detail}")
+            raise RegenerationError(f"the log is damaged at byte {item.offset}: {item.detail}")
         yield item
 
 
@@ -368,7 +368,7 @@ def _event(record: Record) -> ev.Event:
     try:
         return event_of(record.fields, record.at_ns)
     except MappingError as error:
-        raise RemakeError(f"record {record.seq}: {error}") from error
+        raise RegenerationError(f"record {record.seq}: {error}") from error
 
 
 # -- a run of the command --------------------------------------------------------------------------
@@ -423,7 +423,7 @@ Fails = Callable[[Path], bool]
 
 
 class NoFailureError(ValueError):
-    """Nothing to shrink: the log, or its remade events, do not fail."""
+    """Nothing to shrink: the log, or its regenerated events, do not fail."""
 
 
 class OutOfRunsError(Exception):
@@ -470,7 +470,7 @@ class Shrinker:
 
         Raises:
             NoFailureError: it does not.
-            RemakeError: it cannot be made again.
+            RegenerationError: it cannot be made again.
             RecorderError: it cannot be read.
         """
         self._candidate.parent.mkdir()
@@ -556,7 +556,7 @@ class Shrinker:
         self._candidate.unlink(missing_ok=True)
         try:
             build(source, self._candidate, change, self._origin)
-        except RemakeError:
+        except RegenerationError:
             return False
         with self._candidate.open("rb") as file:
             name = hashlib.file_digest(file, "blake2b").digest()
@@ -670,7 +670,7 @@ def shrink_command(
         raise click.ClickException(str(error)) from error
     except CannotRunError as error:
         raise UnusableError(str(error)) from error
-    except (OSError, RecorderError, RemakeError) as error:
+    except (OSError, RecorderError, RegenerationError) as error:
         raise UnusableError(complaint(error, log)) from error
     if as_json:
         print_json(body)

@@ -501,7 +501,7 @@ _WORD: Final = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W_]+(?:['’][^\W_]+
 
 
 @attrs.define
-class Stretch:
+class SpeechSegment:
     """A stretch of the model's sound (float32 LE, 24 kHz), its end in samples, and its text."""
 
     response_id: str
@@ -510,9 +510,9 @@ class Stretch:
     text: str = ""
 
 
-def stretches(moments: Iterable[Moment]) -> Iterator[Stretch]:
+def speech_segments(moments: Iterable[Moment]) -> Iterator[SpeechSegment]:
     """Join the model's sound and words; words follow the sound that they begin with."""
-    spoken: Stretch | None = None
+    spoken: SpeechSegment | None = None
     for moment in moments:
         match moment:
             case Sound(voice="model", pcm=pcm, response_id=response):
@@ -524,7 +524,7 @@ def stretches(moments: Iterable[Moment]) -> Iterator[Stretch]:
                 else:
                     if spoken is not None:
                         yield spoken
-                    spoken = Stretch(response, moment.end, bytearray(pcm))
+                    spoken = SpeechSegment(response, moment.end, bytearray(pcm))
                 spoken.response_id, spoken.end = response, moment.end
             case Words(voice="model", end_ns=int()) if spoken is not None:
                 spoken.text += moment.text
@@ -580,7 +580,7 @@ async def own_voice(log: Path, backend: base.Transcribes) -> Scores:
             if {("audio", "model"), ("text", "model")} & removed_in(reader.head.fields):
                 return {}
             timeline = Timeline(reader.head.fields, reader)
-            for spoken in stretches(timeline):
+            for spoken in speech_segments(timeline):
                 expected = words_of(spoken.text)
                 if not expected or not spoken.pcm:
                     continue

@@ -51,7 +51,7 @@ from runtime.measures.talk import Sound, UserSound, UserSpeech, time_of
 
 from ..eval.evaluate import Row
 from ..eval.reports import junit_xml
-from ..eval.scores import Facts, Gathering, Lost, takes_turn
+from ..eval.scores import Facts, FactsCollector, Lost, takes_turn
 from ..export.timeline import Moment, Words
 from ..shared.commands import UnusableError, make_folder, printable, reason, unwritable
 
@@ -357,10 +357,10 @@ def observe(log: Path) -> Observed:
 
 def facts_in(log: Path, also: Callable[[Moment], object]) -> tuple[Facts, int]:
     """Read a recording; return its facts, and when all of its sound is over."""
-    with LogReader(log) as reader, Gathering(reader.head.fields, also=also) as gathering:
+    with LogReader(log) as reader, FactsCollector(reader.head.fields, also=also) as collector:
         for item in reader:
-            gathering.take(item, gathering.story.take(item))
-        facts, end_ns = gathering.end(), gathering.timeline.duration_ns
+            collector.take(item, collector.story.take(item))
+        facts, end_ns = collector.end(), collector.timeline.duration_ns
     if facts.damage_count:
         raise ValueError("it is damaged")
     if facts.work != "unit":

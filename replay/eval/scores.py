@@ -52,15 +52,15 @@ from runtime.measures.conversation import (
     tool_scores,
 )
 from runtime.measures.talk import Sound, SpeechSource, Talk, UserSound, UserSpeech, time_of
-from runtime.model.backends.base import ForcedResult, Leaning
+from runtime.model.backends.base import ForcedResult, ListenDecision
 from runtime.telemetry import catalogue as c
 from runtime.telemetry.meters import Instruments, ModeInstruments, UnitMeter
 
 from ..export.timeline import Moment, Timeline, Words
 from ..rerun.outputs import is_near_tie
 from ..shared.recordings import removed_in, typed
-from ..story.exchanges import Exchange
-from ..story.reading import Passage, SessionStory
+from ..story.model_calls import ModelCall
+from ..story.reading import DecodedRecord, SessionStory
 
 Lost = Literal["speech", "words"]
 """What a redaction took out that measures need: the user's sound, or the model's text."""
@@ -134,13 +134,13 @@ def gather(
 
     `also` is called with each moment of its time line.
     """
-    with Gathering(head, also=also) as gathering:
+    with FactsCollector(head, also=also) as collector:
         for item in items:
-            gathering.take(item, gathering.story.take(item))
-        return gathering.end()
+            collector.take(item, collector.story.take(item))
+        return collector.end()
 
 
-class Gathering:
+class FactsCollector:
     """Gathers the facts while `story` reads a log; a context, which lets go of held sound.
 
     `also` is called with each moment of the `timeline`.
@@ -167,19 +167,19 @@ class Gathering:
     def __exit__(self, *_: object) -> None:
         self.timeline.close()
 
-    def take(self, item: Record | Damage, passage: Passage | None) -> None:
+    def take(self, item: Record | Damage, decoded: DecodedRecord | None) -> None:
         """Take the next record, or damage, as the story read it."""
-        moments = [*self.timeline.take(item, passage)]
-        if passage is not None:
-            self._take_passage(passage)
+        moments = [*self.timeline.take(item, decoded)]
+        if decoded is not None:
+            self._take_decoded(decoded)
         self._take_moments(moments)
 
     def end(self) -> Facts:
         """Return the facts, once all records are taken."""
         self._take_moments(self.timeline.end())
         story, units, talk = self.story, self._units, self._talk
-        if story.exchanges.current is not None:
-            self._chat.ended(story.exchanges.current)
+        if story.model_calls.current is not None:
+            self._chat.ended(story.model_calls.current)
         work = self._work
         is_talk = work == "unit"
         opened, session = story.opened, story.session
@@ -222,11 +222,11 @@ class Gathering:
             if self._also is not None:
                 self._also(moment)
 
-    def _take_passage(self, passage: Passage) -> None:
-        record, story, request = passage.record, self.story, self.timeline.request
+    def _take_decoded(self, decoded: DecodedRecord) -> None:
+        record, story, request = decoded.record, self.story, self.timeline.request
         if record.kind in EVENT_KINDS:
             self._talked_ns = record.at_ns
-        if passage.effect == "DetectSpeech":
+        if decoded.effect == "DetectSpeech":
             at, rate_hz = (typed(record.fields, name, int) for name in ("at_samples", "rate_hz"))
             if at is not None and rate_hz:
                 silence_ms = typed(record.fields, "silence_ms", int)
@@ -235,23 +235,23 @@ class Gathering:
             self._talk.received(record.at_ns, story.wire.piece or request)
         for message in self.timeline.messages:
             self._talk.sent(record.at_ns, message)
-        if passage.effect == "StartUnit" and story.session is not None and story.is_in_step:
+        if decoded.effect == "StartUnit" and story.session is not None and story.is_in_step:
             self._talk.unit_started(record.at_ns, story.session.samples_waiting)
-        match passage.event:
+        match decoded.event:
             case ev.SpeechStarted() | ev.SpeechStopped():
-                self._talk.user.found(passage.event)
+                self._talk.user.found(decoded.event)
             case ev.UnitDone(result=result):
-                self._units.decided(result, story.exchanges.current, story.forced_units)
+                self._units.decided(result, story.model_calls.current, story.forced_units)
             case ev.ChunkDone(at_ns=at_ns, result=result) if result.text:
-                fed_ns = story.dictated.fed_ns
+                fed_ns = story.backlog.fed_ns
                 if fed_ns:  # else the dialect's sound is not placed
                     self._word_delays.append((at_ns, max(0, at_ns - fed_ns)))
-        if passage.ended is not None:
-            self._chat.ended(passage.ended)
+        if decoded.ended is not None:
+            self._chat.ended(decoded.ended)
         if story.session is not None:
             self._chat.asked(record.at_ns, story.session.counts)
         if self._work == "unit":
-            self._units.take(passage, self.timeline)
+            self._units.take(decoded, self.timeline)
 
 
 def lost_in(head: Fields) -> frozenset[Lost]:
@@ -280,7 +280,7 @@ class _Units:
         self._made: Instruments | None = None
         self._meter: UnitMeter | None = None
 
-    def decided(self, result: UnitResult, unit: Exchange | None, forced: int) -> None:
+    def decided(self, result: UnitResult, unit: ModelCall | None, forced: int) -> None:
         """Take a result; the first `forced` units of a session have to listen."""
         is_it = unit is not None and (unit.kind, unit.index) == ("unit", result.index)
         is_free = is_it and unit is not None and not unit.forced and result.index >= forced
@@ -288,10 +288,10 @@ class _Units:
             self.decisions += 1
             self.near_ties += result.margin < limits.NEAR_TIE_LOGITS
 
-    def take(self, passage: Passage, timeline: Timeline) -> None:
+    def take(self, decoded: DecodedRecord, timeline: Timeline) -> None:
         """Meter an event; it goes on no further once one could not be stepped."""
-        step, session = passage.step, timeline.story.session
-        is_event = passage.record.kind in EVENT_KINDS
+        step, session = decoded.step, timeline.story.session
+        is_event = decoded.record.kind in EVENT_KINDS
         self.is_in_step = self.is_in_step and (step is not None or not is_event)
         if step is None or session is None or not self.is_in_step:
             return
@@ -328,7 +328,7 @@ class _Chat:
         """Take a piece of an answer: when it was sent, and when its sound was played."""
         self._pieces.append((at_ns, sound_ns))
 
-    def ended(self, turn: Exchange) -> None:
+    def ended(self, turn: ModelCall) -> None:
         """Take a turn that is over."""
         is_it = turn.kind == "turn" and turn.index < len(self._asked)
         if is_it and turn.prefilled_ns is not None and turn.done_ns is not None:
@@ -483,7 +483,7 @@ class ForcedSession:
     """
 
     def __init__(self) -> None:
-        self._free: list[tuple[int, Leaning, bool]] = []
+        self._free: list[tuple[int, ListenDecision, bool]] = []
         """The units that were free to decide: the index, the decision, whether it is a near-tie."""
         self._counts: Final = Counter[str]()
         self._units = self._elsewhere = 0
@@ -500,10 +500,10 @@ class ForcedSession:
             self._elsewhere += 1
             return
         stages = [choice.stage for choice in forced.choices]
-        if forced.leaning is not None:
+        if forced.listen_decision is not None:
             first = next((it for it in forced.choices if (it.stage, it.step) == ("llm", 0)), None)
             is_tie = first is not None and is_near_tie(first) is True
-            self._free.append((self._units, forced.leaning, is_tie))
+            self._free.append((self._units, forced.listen_decision, is_tie))
             counts["tokens"] += len(recorded.decided_ids)
         counts["tokens_otherwise"] += stages.count("llm")
         counts["codes"] += len(recorded.codec_ids)

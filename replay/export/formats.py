@@ -90,7 +90,7 @@ from ..shared.recordings import (
     show_seconds,
     typed,
 )
-from ..story.exchanges import asked_texts
+from ..story.model_calls import asked_texts
 from . import sound
 from .sound import to_pcm16
 from .timeline import Moment, Note, Picture, Timeline, Words
@@ -474,17 +474,17 @@ def write_dataset(timeline: Timeline, file: BinaryIO) -> None:
 def _answered(timeline: Timeline) -> Iterator[tuple[int, model.Unit, model.UnitResult]]:
     """Yield each unit that was answered and not undone: when it began, itself, its result."""
     at_ns, unit, result = 0, None, None
-    for passage in timeline.passages():
-        match passage.event:
+    for decoded in timeline.decoded_records():
+        match decoded.event:
             case ev.UnitDone(result=done) if unit is not None and done.index == unit.index:
                 result = done
             case ev.RollbackDone(index=index) if unit is not None and index == unit.index:
                 unit = None
-        for effect in () if passage.step is None else passage.step.effects:
+        for effect in () if decoded.step is None else decoded.step.effects:
             if isinstance(effect, ef.StartUnit):
                 if unit is not None and result is not None:
                     yield at_ns, unit, result
-                at_ns, unit, result = passage.record.at_ns, effect.unit, None
+                at_ns, unit, result = decoded.record.at_ns, effect.unit, None
     if unit is not None and result is not None:
         yield at_ns, unit, result
 

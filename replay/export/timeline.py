@@ -53,8 +53,8 @@ from runtime.measures.conversation import TrackedToolCall, Voice
 from runtime.measures.talk import Line, Sound, Stretch, UserSoundClock
 
 from ..rerun.logic import Replayer
-from ..story.exchanges import asked_texts, calls_text
-from ..story.reading import Passage, SessionStory
+from ..story.model_calls import asked_texts, calls_text
+from ..story.reading import DecodedRecord, SessionStory
 
 # -- moments ---------------------------------------------------------------------------------------
 
@@ -134,7 +134,7 @@ HELD_BYTES_MAX: Final = 8 << 20
 
 
 @attrs.define(order=False)
-class _Held:
+class _PendingMoment:
     begin_ns: int
     number: int
     until_ns: int
@@ -144,11 +144,11 @@ class _Held:
     moved: int = 0
     stretch: Stretch | None = None
 
-    def __lt__(self, other: _Held) -> bool:
+    def __lt__(self, other: _PendingMoment) -> bool:
         return (self.begin_ns, self.number) < (other.begin_ns, other.number)
 
 
-class Holding:
+class PendingMoments:
     """The moments that wait; its owner closes it.
 
     The user's sounds have their own queue: those of a stretch move together and keep their order.
@@ -156,8 +156,8 @@ class Holding:
     """
 
     def __init__(self) -> None:
-        self._held: list[_Held] = []
-        self._user: deque[_Held] = deque()
+        self._held: list[_PendingMoment] = []
+        self._user: deque[_PendingMoment] = deque()
         self._count = self._model_sounds = 0
         self._pcm: SpooledTemporaryFile[bytes] | None = None
         self._pcm_bytes = 0
@@ -206,12 +206,12 @@ class Holding:
         end_ns = moment.end_ns if isinstance(moment, Words) else None
         heappush(self._held, self._new(moment, end_ns))
 
-    def _new(self, moment: Moment, end_ns: int | None) -> _Held:
+    def _new(self, moment: Moment, end_ns: int | None) -> _PendingMoment:
         until_ns = end_ns if end_ns is not None and _is_of_model(moment) else moment.begin_ns
         self._count += 1
-        return _Held(moment.begin_ns, self._count, until_ns, moment)
+        return _PendingMoment(moment.begin_ns, self._count, until_ns, moment)
 
-    def _first(self) -> _Held | None:
+    def _first(self) -> _PendingMoment | None:
         if not self._user:
             return self._held[0] if self._held else None
         sound = self._user[0]
@@ -249,7 +249,7 @@ class Holding:
         if not self._user and not self._model_sounds:
             self._pcm_bytes = 0
 
-    def _whole(self, held: _Held) -> Moment:
+    def _whole(self, held: _PendingMoment) -> Moment:
         if not isinstance(held.moment, Sound) or self._pcm is None:
             return held.moment
         self._pcm.seek(held.place)
@@ -260,7 +260,7 @@ def _is_of_model(moment: Moment) -> bool:
     return isinstance(moment, Sound | Words) and moment.voice == "model"
 
 
-def _move_back(held: _Held) -> None:
+def _move_back(held: _PendingMoment) -> None:
     if held.stretch is None or not isinstance(held.moment, Sound):
         return
     samples, held.moved = held.stretch.moved - held.moved, held.stretch.moved
@@ -269,7 +269,7 @@ def _move_back(held: _Held) -> None:
         held.begin_ns = held.until_ns = held.moment.begin_ns
 
 
-def _shorten(held: _Held, at_ns: int) -> None:
+def _shorten(held: _PendingMoment, at_ns: int) -> None:
     moment = held.moment
     if isinstance(moment, Sound):
         held.length = (talk.sample_at("model", at_ns) - moment.begin) * SAMPLE_BYTES
@@ -328,7 +328,7 @@ class Timeline:
         self.asked: Ask | None = None
         self.duration_ns = 0
         self._items = items
-        self._holding: Final = Holding()
+        self._pending: Final = PendingMoments()
         self._texts: list[Words] = []
         self._is_chat = False
         self._is_speaking = False
@@ -348,37 +348,37 @@ class Timeline:
         finally:
             self.close()
 
-    def passages(self) -> Iterator[Passage]:
+    def decoded_records(self) -> Iterator[DecodedRecord]:
         """Read the log, and yield its records as the story reads them, instead of the moments."""
         try:
             for item in self._items:
-                passage = self.story.take(item)
-                deque(self.take(item, passage), maxlen=0)
-                if passage is not None:
-                    yield passage
+                decoded = self.story.take(item)
+                deque(self.take(item, decoded), maxlen=0)
+                if decoded is not None:
+                    yield decoded
         finally:
             self.close()
 
-    def take(self, item: Record | Damage, passage: Passage | None) -> Iterator[Moment]:
+    def take(self, item: Record | Damage, decoded: DecodedRecord | None) -> Iterator[Moment]:
         """Take the next record, or damage, as `story` read it; give the settled moments."""
-        self._take(item, passage)
-        yield from self._holding.ready(self._settled_ns)
+        self._take(item, decoded)
+        yield from self._pending.ready(self._settled_ns)
 
     def end(self) -> Iterator[Moment]:
         """Give the rest."""
         self._flush_texts()
-        yield from self._holding.ready(None)
+        yield from self._pending.ready(None)
 
     def close(self) -> None:
         """Let go of the sound that is held."""
-        self._holding.close()
+        self._pending.close()
 
     @property
     def _settled_ns(self) -> int:
         """The time before which no later moment begins."""
         waiting = [words.at_ns for words in self._texts[:1]]
         asked = [] if self._asked_ns is None else [self._asked_ns]
-        user_ns = self._holding.lines["user"].settled_ns(self._now_ns)
+        user_ns = self._pending.lines["user"].settled_ns(self._now_ns)
         return min([self._now_ns, max(user_ns, self._now_ns - talk.SETTLED_NS), *waiting, *asked])
 
     # -- records --------------------------------------------------------------------------------
@@ -396,60 +396,60 @@ class Timeline:
     @property
     def _spoken_ns(self) -> int:
         """When it is spoken what the client sends now, with its sound so far."""
-        end_ns = talk.time_of("user", self._holding.lines["user"].end)
+        end_ns = talk.time_of("user", self._pending.lines["user"].end)
         return self._now_ns + talk.ahead_ns(end_ns, self._now_ns)
 
     def _begin_unit(self) -> None:
         """Measure how far the model is ahead of the clock, and note a change."""
         if self.story.session is None or not self.story.is_in_step:
             return
-        line, waiting = self._holding.lines["user"], self.story.session.samples_waiting
+        line, waiting = self._pending.lines["user"], self.story.session.samples_waiting
         self._lead.begin(self._now_ns, line, waiting)
         if abs(self._lead.ns - self._lead_noted_ns) >= AHEAD_NS_MIN:
             self._lead_noted_ns = self._lead.ns
             text = f"the user's sound is {self._lead.ns / NS_PER_S:.1f} s ahead of the clock"
             self._note("ahead", f"{text}: what is sent is heard as much later")
 
-    def _take(self, item: Record | Damage, passage: Passage | None) -> None:
+    def _take(self, item: Record | Damage, decoded: DecodedRecord | None) -> None:
         if isinstance(item, Damage):
             self._asked_ns = None
             self._note("damage", f"{item.reason}: {item.detail}")
-        if passage is None:
+        if decoded is None:
             return
-        self._seq = passage.record.seq
-        wire, kind = self.story.wire, passage.record.kind
-        self.messages = wire.messages(passage.frame) if kind == "tx" and passage.frame else ()
-        is_request = kind == "rx" and passage.short is None and passage.frame
-        self.request = wire.request(passage.frame) if is_request else None
-        for call in passage.calls:
+        self._seq = decoded.record.seq
+        wire, kind = self.story.wire, decoded.record.kind
+        self.messages = wire.messages(decoded.frame) if kind == "tx" and decoded.frame else ()
+        is_request = kind == "rx" and decoded.short is None and decoded.frame
+        self.request = wire.request(decoded.frame) if is_request else None
+        for call in decoded.calls:
             self._take_call(call)
-        fields = passage.record.fields
+        fields = decoded.record.fields
         self.duration_ns = max(self.duration_ns, self._now_ns)
         if self._texts and self._now_ns - self._texts[0].at_ns > (HOLD_NS if self._is_chat else 0):
             self._flush_texts()
         for message in self.messages:
             self._take_message(message)
         match kind:
-            case "rx" if passage.short is not None:
-                self._note("shortened", passage.short.told)
+            case "rx" if decoded.short is not None:
+                self._note("shortened", decoded.short.told)
             case "rx":
                 self._take_request(self.request)
-            case "effect" if passage.effect == "StartUnit":
+            case "effect" if decoded.effect == "StartUnit":
                 self._begin_unit()
-            case "effect" if passage.effect == "DropUnit":
+            case "effect" if decoded.effect == "DropUnit":
                 self._note("dropped", f"second {fields.get('ordinal')} of the input")
-            case "effect" if passage.effect == "Close":
+            case "effect" if decoded.effect == "Close":
                 self._note("close", f"{fields.get('code')} {fields.get('reason')}", self.played_ns)
             case "mark" if isinstance(text := fields.get("text"), str):
                 self._note("mark", text)
-        match passage.event:
+        match decoded.event:
             case ev.UserTranscribed() as words:
                 self._take_words(words)
             case ev.MediaDecoded(pictures=pictures) if OF_MODE[wire.mode].work == "unit":
                 for jpeg in pictures:
                     self._show(jpeg)
-        if passage.step is not None:
-            self._take_question(passage.step)
+        if decoded.step is not None:
+            self._take_question(decoded.step)
 
     # -- the user's -----------------------------------------------------------------------------
 
@@ -458,7 +458,7 @@ class Timeline:
             case AppendSound():
                 pcm = to_float32(request.pcm16)
                 sound = self._add_sound(pcm, self._now_ns, is_captured=True)
-                self.story.dictated.add(len(pcm) // SAMPLE_BYTES, sound.end_ns, self.story.session)
+                self.story.backlog.add(len(pcm) // SAMPLE_BYTES, sound.end_ns, self.story.session)
             case Append():
                 self._add_sound(request.pcm, self._now_ns, is_captured=True)
                 if request.force_listen:
@@ -480,7 +480,7 @@ class Timeline:
         begin_ns, end_ns = self._positions.span(event.start_ms, event.end_ms, self._spoken_ns)
         if event.text.strip():
             words = attrs.evolve(self._words("user", event.text), is_transcribed=True)
-            self._holding.add(attrs.evolve(words, begin_ns=begin_ns, end_ns=end_ns))
+            self._pending.add(attrs.evolve(words, begin_ns=begin_ns, end_ns=end_ns))
 
     def _ask(self, ask: Ask) -> None:
         parts = ask.messages[-1].content
@@ -491,7 +491,7 @@ class Timeline:
         if text:
             given = (part for message in ask.messages for part in message.content)
             results = tuple(part for part in given if isinstance(part, ToolResult))
-            self._holding.add(attrs.evolve(self._words("user", text), tools=results))
+            self._pending.add(attrs.evolve(self._words("user", text), tools=results))
         if (
             not all(isinstance(part, TextPart | ToolResult) for part in parts)
             and self.story.is_in_step
@@ -503,11 +503,11 @@ class Timeline:
         if story.ended_ns is not None:
             result = ToolResult(call_id=story.call, output=story.result)
             words = self._words("user", "".join(asked_texts((result,))))
-            self._holding.add(attrs.evolve(words, tools=(result,)))
+            self._pending.add(attrs.evolve(words, tools=(result,)))
         elif story.name:
             call = ToolCall(id=story.call, name=story.name, arguments=story.arguments)
             words = self._words("model", calls_text((call,)), story.call)
-            self._holding.add(attrs.evolve(words, tools=(call,)))
+            self._pending.add(attrs.evolve(words, tools=(call,)))
 
     def _take_question(self, step: LoggedStep) -> None:
         for effect in step.effects:
@@ -521,14 +521,14 @@ class Timeline:
 
     def _add_sound(self, pcm: bytes, at_ns: int, *, is_captured: bool = False) -> Sound:
         later_ns = -self.story.wire.lag_ns if is_captured else 0
-        sound = self._holding.sound("user", at_ns, pcm, is_captured=is_captured, later_ns=later_ns)
+        sound = self._pending.sound("user", at_ns, pcm, is_captured=is_captured, later_ns=later_ns)
         if is_captured:
             self._positions.add(len(pcm) // SAMPLE_BYTES, sound.begin_ns)
         self.duration_ns = max(self.duration_ns, sound.end_ns)
         return sound
 
     def _show(self, jpeg: bytes, at_ns: int | None = None) -> None:
-        self._holding.add(Picture(begin_ns=self._now_ns if at_ns is None else at_ns, jpeg=jpeg))
+        self._pending.add(Picture(begin_ns=self._now_ns if at_ns is None else at_ns, jpeg=jpeg))
 
     # -- the server's ---------------------------------------------------------------------------
 
@@ -538,8 +538,8 @@ class Timeline:
                 return  # answers a chunk that completes no unit
             case ms.TranscriptDelta(text=text):
                 words = self._words("model", text, f"utterance {self._utterances}")
-                begin_ns = max(self._now_ns, self.story.dictated.fed_ns)
-                self._holding.add(attrs.evolve(words, begin_ns=begin_ns))
+                begin_ns = max(self._now_ns, self.story.backlog.fed_ns)
+                self._pending.add(attrs.evolve(words, begin_ns=begin_ns))
                 return
             case ms.Speech() | ms.Delta():
                 self._is_chat = isinstance(message, ms.Delta)
@@ -563,7 +563,7 @@ class Timeline:
         self._utterances += isinstance(message, ms.TranscriptDone)
         self._flush_texts()
         if is_stop or (isinstance(message, ms.Listen) and self._is_speaking):
-            self._holding.cut(self.played_ns)
+            self._pending.cut(self.played_ns)
         if is_stop or isinstance(message, ms.Listen | ms.Response):
             self._is_speaking = False
         self._note(_NOTES.get(type(message), "interrupted"), _details(message), self.played_ns)
@@ -577,18 +577,18 @@ class Timeline:
         if not pcm:
             return
         later_ns = self.played_ns - self._now_ns
-        sound = self._holding.sound(
+        sound = self._pending.sound(
             "model", self._now_ns, pcm, response_id=response_id, later_ns=later_ns
         )
         self.duration_ns = max(self.duration_ns, sound.end_ns)
         if self._texts:
             words = attrs.evolve(self._texts[0], text="".join(it.text for it in self._texts))
-            self._holding.add(attrs.evolve(words, begin_ns=sound.begin_ns, end_ns=sound.end_ns))
+            self._pending.add(attrs.evolve(words, begin_ns=sound.begin_ns, end_ns=sound.end_ns))
             self._texts.clear()
 
     def _flush_texts(self) -> None:
         for words in self._texts:
-            self._holding.add(words)
+            self._pending.add(words)
         self._texts.clear()
 
     # -- others ---------------------------------------------------------------------------------
@@ -606,7 +606,7 @@ class Timeline:
 
     def _note(self, kind: NoteKind, text: str = "", at_ns: int | None = None) -> None:
         begin_ns = self._now_ns if at_ns is None else at_ns
-        self._holding.add(Note(begin_ns=begin_ns, kind=kind, text=text))
+        self._pending.add(Note(begin_ns=begin_ns, kind=kind, text=text))
         self.duration_ns = max(self.duration_ns, begin_ns)
 
 

@@ -82,7 +82,7 @@ from ..rerun.difference import Difference
 from ..rerun.full import RELEASE_WAIT_S, hold
 from ..rerun.logic import Replayer
 from ..rerun.outputs import compare_outputs
-from ..story.exchanges import Call, answered, asked
+from ..story.model_calls import Call, answered, asked
 from ..story.wire import Wire
 
 # -- what a fork changes, and its client -----------------------------------------------------------
@@ -463,7 +463,7 @@ Place = tuple[int, int]
 
 
 @attrs.frozen(kw_only=True)
-class Due:
+class PendingCall:
     """A call that the session asked for, or a timer that it set, and the place of its answer."""
 
     place: Place
@@ -495,7 +495,7 @@ class ForkedModel:
             case ef.Interrupt(index=index):
                 self._interrupted = index
 
-    async def answer(self, due: Due, recorded: ev.Event | None) -> ev.Event:
+    async def answer(self, due: PendingCall, recorded: ev.Event | None) -> ev.Event:
         """Perform an effect that calls the model, and return the answer.
 
         `recorded` is the recorded answer, of the units before `at`. `CannotForkError`: the model is
@@ -644,7 +644,7 @@ class ForkRun:
     is_reached: bool = attrs.field(default=False, init=False)
     ended_early: bool = attrs.field(default=False, init=False)
     decided: dict[int, Decisions] = attrs.field(factory=dict, init=False)
-    _due: dict[Call | str, Due] = attrs.field(factory=dict, init=False)
+    _due: dict[Call | str, PendingCall] = attrs.field(factory=dict, init=False)
     _openings: int = attrs.field(default=0, init=False)
     _outside: Iterator[tuple[Place, ev.Event]] = attrs.field(default=iter(()), init=False)
     _upcoming: tuple[Place, ev.Event] | None = attrs.field(default=None, init=False)
@@ -711,7 +711,7 @@ class ForkRun:
             raise CannotForkError("the recording ends while its session waits")
         return await self._answer(self._due.pop(call))
 
-    async def _answer(self, due: Due) -> ev.Event:
+    async def _answer(self, due: PendingCall) -> ev.Event:
         at_ns, seq = due.place
         if isinstance(due.effect, ef.SetTimer):
             timer = due.effect
@@ -741,7 +741,7 @@ class ForkRun:
                 due = (effect.generation, effect.at_ns)
                 at_ns, seq = self._times.fired.get(due, (effect.at_ns, LAST_SEQ))
                 place = (max(at_ns, now_ns), seq)
-                self._due[name] = Due(place=place, effect=effect, answer=None)
+                self._due[name] = PendingCall(place=place, effect=effect, answer=None)
             case ef.CancelTimer(name=name):
                 self._due.pop(name, None)
             case ef.OpenBackend():
@@ -752,4 +752,4 @@ class ForkRun:
         answer = None if call is None else self._times.answer(call)
         if call is not None and answer is not None:
             place = (now_ns + answer.after_ns, answer.seq)
-            self._due[call] = Due(place=place, effect=effect, answer=answer)
+            self._due[call] = PendingCall(place=place, effect=effect, answer=answer)

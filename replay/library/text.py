@@ -19,11 +19,11 @@ from recorder.format.format import SUFFIX
 from runtime.measures.conversation import TrackedToolCall
 
 from ..rerun.difference import NOTHING, label, show
-from ..rerun.report import EXIT_CODES, Divergence, FullReport, Maker, Outcome, ReplayReport
+from ..rerun.report import EXIT_CODES, Divergence, FullReport, Outcome, ReplayReport, Version
 from ..shared.commands import table
 from ..shared.recordings import show_ms, show_seconds
-from ..story.exchanges import Exchange, calls_text
 from ..story.inspect import Inspection, UtteranceStory
+from ..story.model_calls import ModelCall, calls_text
 from ..story.reading import Absence, Mark, Move, Playback
 from .keep import SHOWN_MAX, damage_lines
 
@@ -56,23 +56,23 @@ def replay_lines(report: ReplayReport, elapsed_s: float) -> list[RenderableType]
         f"{show_seconds(report.span_ns)} of session {speed_text(report.span_ns, elapsed_s)}"
     )
     if report.divergence is not None:
-        lines += [*divergence_lines(report.divergence), makers_line(report)]
+        lines += [*divergence_lines(report.divergence), versions_line(report)]
     return lines + damage_lines(report.damage, report.damage_count)
 
 
-def makers_line(report: ReplayReport) -> str:
+def versions_line(report: ReplayReport) -> str:
     """Name the software and the behaviour of both sides."""
     return f"  {_made('recorded', report.recorded_by)}; {_made('replayed', report.replayed_by)}"
 
 
-def _made(how: str, maker: Maker) -> str:
-    software = label(maker.software) if maker.software else "another version"
-    return f"{how} by antiphon {software}, behaviour {maker.behaviour}, schema {maker.schema}"
+def _made(how: str, version: Version) -> str:
+    software = label(version.software) if version.software else "another version"
+    return f"{how} by antiphon {software}, behaviour {version.behaviour}, schema {version.schema}"
 
 
 def _verdict(report: ReplayReport) -> str:
     if report.is_newer:
-        return "not comparable: recorded by a newer version\n" + makers_line(report)
+        return "not comparable: recorded by a newer version\n" + versions_line(report)
     if report.divergence is not None:
         return f"diverged at record {report.divergence.seq}"
     if report.damage_count:
@@ -108,7 +108,7 @@ def full_lines(report: FullReport, elapsed_s: float) -> list[RenderableType]:
     if report.logits_changed is not None:
         lines.append(f"the first logits differ from unit {report.logits_changed} on")
     if first is not None:
-        lines += [*divergence_lines(first), makers_line(report.recorded)]
+        lines += [*divergence_lines(first), versions_line(report.recorded)]
     renewed = report.renewed.divergence if report.renewed is not None else None
     if renewed is not None and renewed is not first:
         lines.append("what the client would have received differs:")
@@ -305,7 +305,7 @@ def _end(found: Inspection) -> str:
     return f"{label(end.reason or 'not yet')}{close}{fin}"
 
 
-def _turn_table(turns: Sequence[Exchange]) -> RenderableType:
+def _turn_table(turns: Sequence[ModelCall]) -> RenderableType:
     rows = []
     for turn in turns[:ROWS_MAX]:
         outcome = f"{turn.outcome.replace('_', ' ')}{_spoken(turn.audio_ms)}"
@@ -326,7 +326,7 @@ def _utterance_table(utterances: Sequence[UtteranceStory]) -> RenderableType:
     return table(columns, rows, more=_more(len(utterances) - ROWS_MAX, "utterances"))
 
 
-def _unit_table(units: Sequence[Exchange]) -> RenderableType:
+def _unit_table(units: Sequence[ModelCall]) -> RenderableType:
     runs = _runs(units)
     more = _more(sum(map(len, runs[ROWS_MAX:])), "units")
     columns = ("unit", "started", "took", "<outcome", "kv", "<text")
@@ -337,7 +337,7 @@ def _more(count: int, what: str) -> str:
     return f"and {count} more {what}, see --json" if count > 0 else ""
 
 
-def _began(it: Exchange | UtteranceStory) -> tuple[str, str, str]:
+def _began(it: ModelCall | UtteranceStory) -> tuple[str, str, str]:
     took = "" if it.done_ns is None else show_ms(it.done_ns - it.started_ns)
     return str(it.index), show_seconds(it.started_ns), took
 
@@ -350,9 +350,9 @@ def _spoken(audio_ms: int) -> str:
     return f", {audio_ms} ms" if audio_ms else ""
 
 
-def _runs(units: Sequence[Exchange]) -> list[list[Exchange]]:
+def _runs(units: Sequence[ModelCall]) -> list[list[ModelCall]]:
     """Split units into rows: units that only listen, a turn of speech, or one that is special."""
-    runs: list[list[Exchange]] = []
+    runs: list[list[ModelCall]] = []
     for unit in units:
         if runs and _is_plain(unit) and _goes_on(runs[-1][-1], unit):
             runs[-1].append(unit)
@@ -361,15 +361,15 @@ def _runs(units: Sequence[Exchange]) -> list[list[Exchange]]:
     return runs
 
 
-def _is_plain(unit: Exchange) -> bool:
+def _is_plain(unit: ModelCall) -> bool:
     return unit.outcome in ("listen", "speech") and not unit.forced and not unit.frames
 
 
-def _goes_on(last: Exchange, unit: Exchange) -> bool:
+def _goes_on(last: ModelCall, unit: ModelCall) -> bool:
     return _is_plain(last) and last.outcome == unit.outcome and not last.end_of_turn
 
 
-def _unit_row(run: Sequence[Exchange]) -> tuple[str, ...]:
+def _unit_row(run: Sequence[ModelCall]) -> tuple[str, ...]:
     first, last = run[0], run[-1]
     took = [unit.took_ns for unit in run if unit.took_ns is not None]
     return (
@@ -382,7 +382,7 @@ def _unit_row(run: Sequence[Exchange]) -> tuple[str, ...]:
     )
 
 
-def _outcome(run: Sequence[Exchange]) -> str:
+def _outcome(run: Sequence[ModelCall]) -> str:
     unit = run[-1]
     return (
         unit.outcome.replace("_", " ")

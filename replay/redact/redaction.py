@@ -42,7 +42,7 @@ from recorder.write.files import new_file
 from runtime.model.models import MODELS
 
 from ..rerun.difference import describe
-from ..rerun.logic import RemakeError, Remaker, head_record, write
+from ..rerun.logic import LogRegenerator, RegenerationError, head_record, write
 from ..shared.commands import finish, progress, reading, table
 from ..shared.recordings import REDACTED, RecordingType
 from .content import KINDS, TRACES, Kind, Policy, Side, Tally, fill, mute
@@ -344,7 +344,7 @@ class Redaction:
         self._policy: Final = policy
         frames = FrameEditor(policy=policy, tally=self.tally, is_rehearsal=is_rehearsal)
         self._events: Final = EventEditor(frames=frames)
-        self._remaker: Final = Remaker()
+        self._regenerator: Final = LogRegenerator()
         self._due: deque[Record] = deque()
 
     def records(self, items: Iterable[Record | Damage]) -> Iterator[Record]:
@@ -361,9 +361,9 @@ class Redaction:
                 self._take_effect(item)
             elif item.kind == "fin":
                 self._see_that_nothing_is_due(item)
-                yield self._remaker.end()
+                yield self._regenerator.end()
             elif item.kind == "mark" and isinstance(item.fields.get("text"), str):
-                yield self._remaker.mark(item.at_ns, self._edit_mark(item))
+                yield self._regenerator.mark(item.at_ns, self._edit_mark(item))
             elif item.kind not in _LOG_S_OWN:
                 self.left_out += 1
 
@@ -374,14 +374,14 @@ class Redaction:
             mode = event.mode if isinstance(event, ev.ConnectionOpened) else ""
             if mode in _REPEATS and self._policy.to_ns is not None:
                 raise RedactError(f"{_REPEATS[mode]}: it can only be redacted to its end")
-            remade = self._remaker.step(self._events.edit(event))
-        except (MappingError, RemakeError) as error:
+            step = self._regenerator.step(self._events.edit(event))
+        except (MappingError, RegenerationError) as error:
             raise RedactError(f"record {record.seq}: {error}") from error
         except KeyError as error:
             text = f"record {record.seq} has a field of unknown kind: {error}"
             raise RedactError(text) from error
-        self._due.extend(made for made in remade.records[1:] if made.kind in EFFECT_KINDS)
-        yield from remade.records
+        self._due.extend(made for made in step.records[1:] if made.kind in EFFECT_KINDS)
+        yield from step.records
 
     def _edit_mark(self, record: Record) -> Fields:
         """A mark without its text, and without its author's name."""

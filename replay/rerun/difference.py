@@ -48,7 +48,7 @@ def first_difference(recorded: Value, came_out: Value, path: str = "") -> Differ
     if isinstance(recorded, str) and isinstance(came_out, str):
         if recorded == came_out:
             return None
-        at = _parting(recorded, came_out)
+        at = _first_differing(recorded, came_out)
         return Difference(f"{path}[{at}]", _around(recorded, at), _around(came_out, at))
     if isinstance(recorded, Mapping) and isinstance(came_out, Mapping):
         found = _mapping_difference(recorded, came_out, path)
@@ -87,7 +87,7 @@ def label(value: object) -> str:
     return show(value)
 
 
-def _parting(first: str, second: str) -> int:
+def _first_differing(first: str, second: str) -> int:
     """Return the index of the first character that differs; by halves, for frames are long."""
     low, high = 0, min(len(first), len(second))
     while low < high:

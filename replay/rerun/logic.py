@@ -15,8 +15,8 @@ A log is made again in the same way, as a server's journal makes it:
 
 The effects, state hashes and `fin` are this machine's, so the new log verifies and logic-replays,
 whatever was changed in its events; those that could not happen are ignored by the machine.
-`RemakeError` names an event that it refuses. A session that has not ended is closed as broken off.
-One block is in memory.
+`RegenerationError` names an event that it refuses. A session that has not ended is closed as broken
+off. One block is in memory.
 """
 
 from __future__ import annotations
@@ -52,24 +52,24 @@ from recorder.write.logfile import Compressor, LogFile
 
 from ..shared.recordings import below, typed
 from .difference import Difference, cause_of, describe, first_difference, name_of, show, show_effect
-from .report import Divergence, Kind, Maker, ReplayReport
+from .report import Divergence, Kind, ReplayReport, Version
 
-# -- a log, made again -----------------------------------------------------------------------------
+# -- a log, regenerated ----------------------------------------------------------------------------
 
 
-class RemakeError(ValueError):
+class RegenerationError(ValueError):
     """The machine refuses the events: no such session exists."""
 
 
 @attrs.frozen(kw_only=True)
-class Remade:
+class RegeneratedStep:
     """An event that was stepped again; `records` also hold a state hash if one is due."""
 
     effects: tuple[ef.Effect, ...]
     records: tuple[Record, ...]
 
 
-class Remaker:
+class LogRegenerator:
     """Steps one session again; `session` is None before its first event, `events` counts them."""
 
     def __init__(self) -> None:
@@ -79,20 +79,20 @@ class Remaker:
         self._next_seq = 1
         self._at_ns = 0
 
-    def step(self, event: ev.Event) -> Remade:
-        """Step an event; `RemakeError` if the machine refuses it."""
+    def step(self, event: ev.Event) -> RegeneratedStep:
+        """Step an event; `RegenerationError` if the machine refuses it."""
         try:
             self.session, effects = advance(self.session, event)
         except Exception as error:  # also a bug of the machine: no log is made
             name = record_name(event)
             why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            raise RemakeError(f"event {self.events}, {name}: {why}") from error
+            raise RegenerationError(f"event {self.events}, {name}: {why}") from error
         self.events += 1
         self._at_ns = event.at_ns
         after = step_records(self.session, event, effects, self._hashes)
         recorded = [event_record(event), *after]
         records = tuple(self._number(kind, fields) for kind, fields in recorded)
-        return Remade(effects=effects, records=records)
+        return RegeneratedStep(effects=effects, records=records)
 
     def mark(self, at_ns: int, fields: Fields) -> Record:
         """Make the record of a mark, which the machine does not see."""
@@ -166,7 +166,7 @@ DAMAGE_KEPT: Final = 100
 """Damages reported one by one; later ones are only counted."""
 LOSSLESS: Final = frozenset({"chain", "head", "order", "fin", "seek"})
 """Damage that loses no record: the records after it can be compared."""
-HERE: Final = Maker(software=version("antiphon"), schema=mapping.MACHINE_SCHEMA, behaviour=NEWEST)
+HERE: Final = Version(software=version("antiphon"), schema=mapping.MACHINE_SCHEMA, behaviour=NEWEST)
 """The software that replays."""
 BROKEN_OFF: Final = "broken_off"
 """The reason in `fin` of a session cut off from outside, for which the machine has no reason."""
@@ -274,7 +274,7 @@ class Replayer:
         self._head = record
         schema = below(record.fields, "schema")
         machine = typed(schema, "machine", int)
-        self._found.recorded_by = Maker(
+        self._found.recorded_by = Version(
             software=typed(below(record.fields, "software"), "antiphon", str) or "",
             schema=HERE.schema if machine is None else machine,
         )

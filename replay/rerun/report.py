@@ -73,8 +73,8 @@ class Divergence:
 
 
 @attrs.frozen(kw_only=True)
-class Maker:
-    """The software that recorded a session, or replays it; `software` is empty if the log has none.
+class Version:
+    """The version that recorded a session, or replays it; `software` is empty if the log has none.
 
     `behaviour` is the session's version (`protocol.values.behaviour`), or the newest known to
     replay.
@@ -100,8 +100,8 @@ class ReplayReport:
         damage_count: all damages.
     """
 
-    recorded_by: Maker = Maker()
-    replayed_by: Maker
+    recorded_by: Version = Version()
+    replayed_by: Version
     records: int = 0
     events: int = 0
     effects: int = 0

@@ -25,7 +25,7 @@ from ..rerun.full import model_of
 from ..rerun.logic import Replayer
 from ..shared.recordings import typed
 from . import reading
-from .exchanges import OUTPUTS, Exchange, Outcome
+from .model_calls import OUTPUTS, ModelCall, Outcome
 
 
 @attrs.frozen(kw_only=True)
@@ -96,8 +96,8 @@ class Inspection:
     frames_sent: int
     fields_ignored: int
     ignored: tuple[str, ...]
-    units: tuple[Exchange, ...]
-    turns: tuple[Exchange, ...]
+    units: tuple[ModelCall, ...]
+    turns: tuple[ModelCall, ...]
     utterances: tuple[UtteranceStory, ...]
     drops: tuple[reading.Drop, ...]
     moves: tuple[reading.Move, ...]
@@ -158,53 +158,53 @@ def with_marks(inspection: Inspection, later: Marks) -> Inspection:
 
 
 class Inspector(reading.SessionStory):
-    """A story that keeps its states and its exchanges without their outputs."""
+    """A story that keeps its states and its model calls without their outputs."""
 
     def __init__(self) -> None:
         self.replayer: Final = Replayer(go_on=True)
         super().__init__(self.replayer, leaves_out=OUTPUTS)
         self._states: list[StateSpan] = []
-        self._kept: list[Exchange] = []
+        self._kept: list[ModelCall] = []
         self._utterances: dict[int, UtteranceStory] = {}
         self._ignored: dict[str, None] = {}
 
-    def take(self, item: Record | Damage) -> reading.Passage | None:
+    def take(self, item: Record | Damage) -> reading.DecodedRecord | None:
         """Take the next record, or damage."""
-        passage, session = super().take(item), self.session
-        if passage is None:
+        decoded, session = super().take(item), self.session
+        if decoded is None:
             return None
         if session is not None and not self.replayer.is_stopped:
-            state = StateSpan(state=session.state, at_ns=passage.record.at_ns)
+            state = StateSpan(state=session.state, at_ns=decoded.record.at_ns)
             if not self._states or self._states[-1].state is not state.state:
                 self._states.append(state)
             if len(self._ignored) < IGNORED_PATHS_MAX:
                 self._ignored |= dict.fromkeys(getattr(session.accepted, "ignored", ()))
-        if passage.ended is not None:
-            self._keep(passage.ended)
-        return passage
+        if decoded.ended is not None:
+            self._keep(decoded.ended)
+        return decoded
 
-    def _keep(self, exchange: Exchange) -> None:
-        if exchange.kind != "chunk":
-            self._kept.append(exchange)
+    def _keep(self, call: ModelCall) -> None:
+        if call.kind != "chunk":
+            self._kept.append(call)
             return
-        index, result = exchange.place[0], exchange.chunk
-        begun = UtteranceStory(index=index, started_ns=exchange.started_ns)
+        index, result = call.place[0], call.chunk
+        begun = UtteranceStory(index=index, started_ns=call.started_ns)
         utterance = self._utterances.setdefault(index, begun)
         if result is not None:
-            utterance.done_ns = exchange.done_ns
-            utterance.outcome = "done" if exchange.is_last else utterance.outcome
+            utterance.done_ns = call.done_ns
+            utterance.outcome = "done" if call.is_last else utterance.outcome
             utterance.chunks += 1
             utterance.text += result.text
             utterance.prompt_tokens += result.prompt_tokens
             utterance.completion_tokens += result.generated_tokens
             utterance.kv_length = result.kv_length
             utterance.longest_us = max(utterance.longest_us, result.costs.wall_us)
-        elif exchange.done_ns is not None:
-            utterance.done_ns, utterance.outcome = exchange.done_ns, exchange.outcome
+        elif call.done_ns is not None:
+            utterance.done_ns, utterance.outcome = call.done_ns, call.outcome
 
     def inspection(self, head: Fields) -> Inspection:
         """Return the inspection, once all records are taken."""
-        last, self.exchanges.current = self.exchanges.current, None
+        last, self.model_calls.current = self.model_calls.current, None
         if last is not None:
             self._keep(last)
         session, opened, divergence = self.session, self.opened, self.replayer.report().divergence

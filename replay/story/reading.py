@@ -1,11 +1,11 @@
 """Reads one log once: each record, and the state collected so far.
 
     story = SessionStory()
-    for item in reader: passage = story.take(item)
+    for item in reader: decoded = story.take(item)
 
 Values are those recorded, not those of a replay. Damage is counted and skipped. If the session is
 stepped too, it decides which requests were taken; after a divergence each counts as taken. It keeps
-the story of the whole session and one exchange (`exchanges`).
+the story of the whole session and one model call (`model_calls`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from runtime.measures.conversation import ToolCallTracker, TrackedToolCall
 from ..rerun.difference import label
 from ..rerun.logic import Replayer
 from ..shared.recordings import below, show_bytes, typed
-from .exchanges import Exchange, Exchanges, spoken_ms
+from .model_calls import ModelCall, ModelCallStory, spoken_ms
 from .wire import Wire
 
 
@@ -222,7 +222,7 @@ class Absences:
         return is_it
 
 
-class Dictated:
+class TranscriptionBacklog:
     """Sound not transcribed yet; the model was fed all up to `fed_ns`.
 
     Each second of an utterance is given to the model as soon as it is there. A client that sends a
@@ -268,8 +268,8 @@ ERROR_CHARS_MAX: Final = 4096
 
 
 @attrs.frozen(kw_only=True)
-class Passage:
-    """A record, read.
+class DecodedRecord:
+    """A record of a log with what it holds, decoded.
 
     Attributes:
         effect: the effect's name; empty for all else.
@@ -277,7 +277,7 @@ class Passage:
         step: its effects, if the session is stepped and did not diverge from its log.
         frame: of a `tx`, and of an `rx` that the session took whole; else empty.
         short: a refused message that the log keeps in part.
-        ended: the exchange that is complete from here on.
+        ended: the model call that is complete from here on.
         calls: calls of tools that are made in it, or whose result it gives to the model.
     """
 
@@ -287,17 +287,17 @@ class Passage:
     step: LoggedStep | None = None
     frame: str = ""
     short: ShortenedFrame | None = None
-    ended: Exchange | None = None
+    ended: ModelCall | None = None
     calls: tuple[TrackedToolCall, ...] = ()
 
 
 class SessionStory:
-    """A log in progress; lists and counts are so far. `leaves_out` are exchange fields not kept.
+    """A log in progress; lists and counts are so far. `leaves_out` are model call fields not kept.
 
     Attributes:
         replayer: steps the session, if given.
         wire: the connection's dialect, as known from its frames.
-        dictated: sound not yet transcribed, if a caller places it on the clock.
+        backlog: sound not yet transcribed, if a caller places it on the clock.
         opened: the session's first event; None before it, and if it is lost.
         opening: the model's opening, from its record; empty if it was not opened.
         prepared: the model's result of the opening.
@@ -309,9 +309,9 @@ class SessionStory:
     def __init__(
         self, replayer: Replayer | None = None, *, leaves_out: frozenset[str] = frozenset()
     ) -> None:
-        self.exchanges: Final = Exchanges(leaves_out)
+        self.model_calls: Final = ModelCallStory(leaves_out)
         self.wire = Wire()
-        self.dictated: Final = Dictated()
+        self.backlog: Final = TranscriptionBacklog()
         self.opened: ev.ConnectionOpened | None = None
         self.opening: Fields = {}
         self.prepared: Opened | None = None
@@ -355,17 +355,17 @@ class SessionStory:
         counts = {} if self.session is None else self.session.counts
         return counts.get("appends", 0) + counts.get("turns", 0)
 
-    def read(self, items: Iterable[Record | Damage]) -> Iterator[Exchange]:
-        """Read a log to its end; yield each exchange when it is complete."""
+    def read(self, items: Iterable[Record | Damage]) -> Iterator[ModelCall]:
+        """Read a log to its end; yield each model call when it is complete."""
         for item in items:
-            passage = self.take(item)
-            if passage is not None and passage.ended is not None:
-                yield passage.ended
-        if self.exchanges.current is not None:
-            yield self.exchanges.current
+            decoded = self.take(item)
+            if decoded is not None and decoded.ended is not None:
+                yield decoded.ended
+        if self.model_calls.current is not None:
+            yield self.model_calls.current
 
-    def take(self, item: Record | Damage) -> Passage | None:
-        """Take the next record; for damage there is no passage."""
+    def take(self, item: Record | Damage) -> DecodedRecord | None:
+        """Take the next record; None for damage."""
         before = self._accepted
         step = None if self._replayer is None else self._replayer.feed(item)
         if isinstance(item, Damage):
@@ -373,17 +373,17 @@ class SessionStory:
             return None
         self.records += 1
         self.duration_ns = max(self.duration_ns, item.at_ns)
-        passage = Passage(record=item, step=step)
+        decoded = DecodedRecord(record=item, step=step)
         match item.kind:
             case "effect":
-                name, ended = typed(item.fields, "type", str), self.exchanges.begin(item)
+                name, ended = typed(item.fields, "type", str), self.model_calls.begin(item)
                 self._spoken_ms += spoken_ms(ended)
-                passage = attrs.evolve(passage, effect=name or "", ended=ended)
-                self._take_effect(passage.effect, item)
+                decoded = attrs.evolve(decoded, effect=name or "", ended=ended)
+                self._take_effect(decoded.effect, item)
                 if name == "StartUnit":
                     inputs = _results(below(item.fields, "unit").get("inputs"))
                     fed = [it for each in inputs for it in self.calls.fed(each, item.at_ns)]
-                    passage = attrs.evolve(passage, calls=tuple(fed))
+                    decoded = attrs.evolve(decoded, calls=tuple(fed))
             case "rx":
                 is_shown = step is not None and any(
                     isinstance(it, ef.DecodeMedia) for it in step.effects
@@ -392,9 +392,9 @@ class SessionStory:
                 is_active = self.session is not None and self.session.state is State.ACTIVE
                 is_piece = is_active and self.wire.endpoint in ev.PIECES
                 is_new = is_shown or is_piece or self._accepted > before
-                return self._take_received(passage, is_accepted=step is None or is_new)
+                return self._take_received(decoded, is_accepted=step is None or is_new)
             case "tx":
-                return self._take_sent(passage)
+                return self._take_sent(decoded)
             case "mark":
                 self._take_mark(item)
             case "fin":
@@ -405,14 +405,14 @@ class SessionStory:
                 if event is not None:
                     self._take_event(event, item.seq)
                     calls = tuple(self.calls.take(event))
-                    passage = attrs.evolve(passage, event=event, calls=calls)
-        return passage
+                    decoded = attrs.evolve(decoded, event=event, calls=calls)
+        return decoded
 
     # -- frames ---------------------------------------------------------------------------------
 
-    def _take_received(self, passage: Passage, *, is_accepted: bool) -> Passage:
+    def _take_received(self, decoded: DecodedRecord, *, is_accepted: bool) -> DecodedRecord:
         self.frames_received += 1
-        record = passage.record
+        record = decoded.record
         frame = typed(record.fields, "frame", str)
         if frame is not None:
             self.wire.prepare(frame)
@@ -422,30 +422,30 @@ class SessionStory:
             if isinstance(request, Played) and not is_refused:
                 self._note_played(record, request.played_ms)
         if "shortened" not in record.fields:
-            return attrs.evolve(passage, frame=frame if frame and is_accepted else "")
-        event = passage.step.event if passage.step is not None else event_in(record)
+            return attrs.evolve(decoded, frame=frame if frame and is_accepted else "")
+        event = decoded.step.event if decoded.step is not None else event_in(record)
         short = event.shortened if isinstance(event, ev.FrameReceived) else None
         if short is None:
-            return passage
+            return decoded
         text = show_shortened(short)
         kept = ShortenedFrame(record.at_ns, short.size_bytes, short.blake2b, text)
         self.shortened.append(kept)
-        return attrs.evolve(passage, short=kept)
+        return attrs.evolve(decoded, short=kept)
 
     @property
     def _all_spoken_ms(self) -> int:
-        return self._spoken_ms + spoken_ms(self.exchanges.current)
+        return self._spoken_ms + spoken_ms(self.model_calls.current)
 
     def _note_played(self, record: Record, played_ms: int) -> None:
         behind_ms = max(0, self._all_spoken_ms - played_ms)
         self.playback.append(Playback(record.at_ns, played_ms, behind_ms, record.seq))
 
-    def _take_sent(self, passage: Passage) -> Passage:
+    def _take_sent(self, decoded: DecodedRecord) -> DecodedRecord:
         self.frames_sent += 1
-        record = passage.record
+        record = decoded.record
         frame = record.fields.get("frame")
         if not isinstance(frame, str):
-            return passage
+            return decoded
         is_short = len(frame) <= ERROR_CHARS_MAX
         is_shown = is_short and ('"error"' in frame or '"playback.acknowledged"' in frame)
         for it in self.wire.messages(frame) if is_shown else ():
@@ -455,7 +455,7 @@ class SessionStory:
             elif isinstance(it, Acknowledged):  # of one response, which is the last
                 behind_ms = max(0, it.playback.generated_ms - it.playback.played_ms)
                 self._note_played(record, max(0, self._all_spoken_ms - behind_ms))
-        return attrs.evolve(passage, frame=frame)
+        return attrs.evolve(decoded, frame=frame)
 
     def _take_mark(self, record: Record) -> None:
         text, by = record.fields.get("text"), typed(record.fields, "by", str)
@@ -494,7 +494,7 @@ class SessionStory:
                 self.prepared = prepared
             case ev.UserTranscribed():
                 self._take_words(event)
-        self.exchanges.take(event, is_over=self._is_over)
+        self.model_calls.take(event, is_over=self._is_over)
         if isinstance(event, ev.PeerGone | ev.SendFailed) and not self._may_come_back:
             self._is_over = True
 
@@ -531,9 +531,9 @@ class SessionStory:
             case "Release" if not self._is_over:
                 self.absences.release(is_moving=self._is_moving)
             case "StartChunk":
-                self.dictated.write(fields.get("chunk"))
+                self.backlog.write(fields.get("chunk"))
             case "StartFinalize" if fields.get("interrupted") is True:
-                self.exchanges.withhold(fields.get("index"))
+                self.model_calls.withhold(fields.get("index"))
             case "DropUnit":
                 ordinal, input_id = fields.get("ordinal"), fields.get("input_id")
                 if isinstance(ordinal, int) and isinstance(input_id, str):

@@ -75,14 +75,14 @@ from runtime.measures.talk import JITTER_MS, Sound, time_of
 from runtime.media.image import decode_jpeg
 from runtime.media.values import MediaError
 
-from ..diff import DiffReport, Parting, compare
+from ..diff import DiffReport, SessionDifference, compare
 from ..eval.evaluate import MEASURES, own_values
-from ..eval.scores import Facts, Gathering, score
+from ..eval.scores import Facts, FactsCollector, score
 from ..export.timeline import HOLD_NS, Moment, Note, Picture, Words
 from ..rerun.report import Divergence
 from ..shared.recordings import typed
 from ..story.inspect import Inspector, to_json
-from ..story.reading import Passage
+from ..story.reading import DecodedRecord
 
 # -- the page's data -------------------------------------------------------------------------------
 
@@ -369,7 +369,7 @@ def finding_of(divergence: Divergence) -> Finding:
 
 def comparison_of(report: DiffReport, name: str) -> Comparison:
     """Describe how the session `name` differs; in the report it is `b`, the shown session `a`."""
-    found = [_parting(parting, name, report.a.span_ns) for parting in report.partings]
+    found = [_finding(found, name, report.a.span_ns) for found in report.partings]
     return Comparison(name=name, findings=found)
 
 
@@ -379,15 +379,15 @@ def compared_with(one: Open, other: Open, name: str) -> Comparison:
         return comparison_of(compare(a.head.fields, a, b.head.fields, b), name)
 
 
-def _parting(parting: Parting, name: str, end_ns: int) -> Finding:
-    place = parting.what if parting.index is None else f"{parting.what} {parting.index}"
-    is_missing = parting.fields == (parting.what,)
-    fields = "" if is_missing else f", {', '.join(parting.fields)}"
-    snr = parting.snr_db
-    detail = [f"here: {parting.in_a}", f"there: {parting.in_b}"]
+def _finding(found: SessionDifference, name: str, end_ns: int) -> Finding:
+    place = found.what if found.index is None else f"{found.what} {found.index}"
+    is_missing = found.fields == (found.what,)
+    fields = "" if is_missing else f", {', '.join(found.fields)}"
+    snr = found.snr_db
+    detail = [f"here: {found.in_a}", f"there: {found.in_b}"]
     detail += [] if snr is None else [f"sound: {snr} dB above the difference"]
-    unit, turn = (parting.index if parting.what == what else None for what in ("unit", "turn"))
-    at_ns = {"opening": 0, "end": end_ns}.get(parting.what)
+    unit, turn = (found.index if found.what == what else None for what in ("unit", "turn"))
+    at_ns = {"opening": 0, "end": end_ns}.get(found.what)
     return Finding(f"Differs from {name}: {place}{fields}", tuple(detail), None, unit, turn, at_ns)
 
 
@@ -526,7 +526,7 @@ class Narrator(Inspector):
         self.head: Final = head
         self.dialogue: Final = Dialogue()
         self._parts: list[Part] = []
-        self._gathering: Final = Gathering(
+        self._collector: Final = FactsCollector(
             head, self, also=lambda it: self._parts.extend(self.dialogue.take(it))
         )
         self._rows: list[Json] = []
@@ -539,27 +539,27 @@ class Narrator(Inspector):
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._gathering.__exit__(*error)
+        self._collector.__exit__(*error)
 
     def narrate(self, item: Record | Damage) -> list[Part]:
         """Add the next record, or damage; return the parts that are complete by now."""
         before = {} if self.session is None else self.session.counts
-        passage = self.take(item)
-        self._gathering.take(item, passage)
+        decoded = self.take(item)
+        self._collector.take(item, decoded)
         if isinstance(item, Damage):
             self._damages.append([item.first_seq, item.records, item.reason, plain(item.detail)])
-        if passage is not None:
-            kept = "" if passage.short is None else passage.short.told
-            self._rows.append(row_of(passage.record, kept))
-            self._note_arrivals(passage.record, before)
-            self._note(passage)
+        if decoded is not None:
+            kept = "" if decoded.short is None else decoded.short.told
+            self._rows.append(row_of(decoded.record, kept))
+            self._note_arrivals(decoded.record, before)
+            self._note(decoded)
         return self._flush(ROWS_A_PART)
 
     def conclude(
         self, *, replayed: bool = False, comparison: Comparison | None = None
     ) -> list[Part]:
         """Give the last parts, if `replayed` with the verdict of logic replay."""
-        facts = self._gathering.end()
+        facts = self._collector.end()
         parts = [*self._flush(), *self.dialogue.end()]
         inspected, places = to_json(self.inspection(self.head)), self._places
         divergence = self.replayer.report().divergence
@@ -634,15 +634,15 @@ class Narrator(Inspector):
 
     # -- from records ---------------------------------------------------------------------------
 
-    def _note(self, passage: Passage) -> None:
-        record = passage.record
+    def _note(self, decoded: DecodedRecord) -> None:
+        record = decoded.record
         if record.kind == "mark":
             self._mark("mark", record, record.fields)
-        elif passage.effect:
-            self._note_effect(passage.effect, record)
-        if passage.event is not None:
-            self._note_move(passage.event, record)
-            self._note_event(passage.event)
+        elif decoded.effect:
+            self._note_effect(decoded.effect, record)
+        if decoded.event is not None:
+            self._note_move(decoded.event, record)
+            self._note_event(decoded.event)
 
     def _note_move(self, event: ev.Event, record: Record) -> None:
         match event:
@@ -683,7 +683,7 @@ class Narrator(Inspector):
                 self._places[index]["undone_ns"] = at_ns
 
     def _note_effect(self, effect: str, record: Record) -> None:
-        fields, current = record.fields, self.exchanges.current
+        fields, current = record.fields, self.model_calls.current
         match effect:
             case "StartUnit" if current is not None and current.seq == record.seq:
                 self._place(current.index, record.seq)

@@ -7,7 +7,7 @@
 - A worker has a `Place`, which its replacement takes.
 - A condemned worker leases no more slots (B4); its other sessions go on. Its backend is dropped
   once its leases are back, and closed if it is `Closes`. No thread that hangs in it can be ended.
-- A backend that is lost while no call is in flight (`Mortal`) is condemned at once.
+- A backend that is lost while no call is in flight (`CanBeLost`) is condemned at once.
 - A replacement is loaded once the old worker has no sessions, because memory may not hold both, or
   after `replace_wait_s`; again and again, with a growing pause. For `HOPE_S` sessions may wait for
   it; after that they are refused until it is there.
@@ -618,7 +618,7 @@ class Workers:
 
     async def _watch(self, worker: int, backend: base.Backend) -> None:
         """Condemn a worker when its backend is lost, whether a session uses it or not."""
-        if isinstance(backend, base.Mortal):
+        if isinstance(backend, base.CanBeLost):
             await backend.wait_gone()
             self._withdraw(worker)
 

@@ -35,14 +35,14 @@ from protocol.values.model import (
 from runtime.model.backends.base import BackendError, ContextFull
 from runtime.model.backends.minicpmo import attention
 from runtime.model.backends.minicpmo.attention import KvSlots
-from runtime.model.backends.minicpmo.audio import Hearing
+from runtime.model.backends.minicpmo.audio import EncodeAudio
 from runtime.model.backends.minicpmo.config import read_config
 from runtime.model.backends.minicpmo.device import SHARED, stores
 from runtime.model.backends.minicpmo.logits import CodeLogits, TokenLogits
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.session import SteppedSession
-from runtime.model.backends.minicpmo.vocoder import Prepare, Sounding
-from runtime.model.backends.minicpmo.work import Fed, Feed, Speak, Work
+from runtime.model.backends.minicpmo.vocoder import Prepare, Vocode
+from runtime.model.backends.minicpmo.work import Feed, LlmOutput, Speak, Work
 from runtime.model.engine.backend import BATCH_MAX
 from runtime.model.engine.engine import BACKGROUND, Scheduler, Task
 from runtime.model.models import tiny_path
@@ -263,9 +263,9 @@ class Run:
 
     def _answer(self, work: Work) -> Any:
         config, ids = self.model.runner.config, self.model.tokens.ids
-        if isinstance(work, Hearing):
+        if isinstance(work, EncodeAudio):
             return torch.zeros(config.audio.embeddings, self._width)
-        if isinstance(work, Prepare | Sounding):
+        if isinstance(work, Prepare | Vocode):
             return self.model.compute([work])[0]
         assert isinstance(work, Feed | Speak), work
         store = self._stores["llm" if isinstance(work, Feed) else "tts"]
@@ -283,7 +283,7 @@ class Run:
             token = self._draw.choice((ids.chunk_eos, ids.turn_eos, ids.im_end))
         row = torch.zeros(config.llm.vocab_size)
         row[token] = 50.0
-        return Fed(hidden=torch.zeros(self._width), logits=TokenLogits(row, is_finite=True))
+        return LlmOutput(hidden=torch.zeros(self._width), logits=TokenLogits(row, is_finite=True))
 
 
 def model_of(slots: int, percent: int, context: int = 8192) -> DuplexModel:

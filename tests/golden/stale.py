@@ -19,7 +19,7 @@ from protocol.values.model import Opened
 from recorder.format.format import Record
 from recorder.format.mapping import EVENT_KINDS, advance, event_of
 from recorder.read.reader import LogReader
-from tests.sessions.answering import remake
+from tests.sessions.answering import regenerate
 
 Change = Callable[[Iterable[ev.Event]], Iterator[ev.Event]]
 OTHER: int = 1000
@@ -91,5 +91,5 @@ def changed(log: Path, change: Change) -> bytes:
     events = (event_of(item.fields, item.at_ns) for item in rest if item.kind in EVENT_KINDS)
     with TemporaryDirectory() as folder:
         path = Path(folder) / log.name
-        remake(path, head.fields, change(events))
+        regenerate(path, head.fields, change(events))
         return path.read_bytes()

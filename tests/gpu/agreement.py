@@ -19,14 +19,14 @@ from torch import Tensor
 from protocol.values.model import DuplexConfig, Opening, Unit, UnitResult, Voice
 from runtime.commands.bench import camera_frame, load_speech
 from runtime.model.backends.base import Forced
-from runtime.model.backends.minicpmo.batched import ON_CPU, Means, means_on
+from runtime.model.backends.minicpmo.batched import ON_CPU, ComputeOptions, options_for
 from runtime.model.backends.minicpmo.checkpoint import Parts, build_parts
 from runtime.model.backends.minicpmo.config import ModelConfig
 from runtime.model.backends.minicpmo.logits import CodeLogits, shortlists_on
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.runner import ModelRunner
 from runtime.model.backends.minicpmo.tokens import Tokens
-from runtime.model.backends.minicpmo.work import Fed, Work
+from runtime.model.backends.minicpmo.work import LlmOutput, Work
 from tests.models.blocking import alone
 from tests.models.full_shape import Mute, randomize
 
@@ -52,19 +52,19 @@ class Kept(ModelRunner):
         found = super().compute(works)
         for work, answer in zip(works, found, strict=True):
             kept = answer.whole() if isinstance(answer, CodeLogits) else answer
-            kept = answer.hidden if isinstance(answer, Fed) else kept
+            kept = answer.hidden if isinstance(answer, LlmOutput) else kept
             if isinstance(kept, Tensor):
                 self.answers[type(work).__name__].append(kept.float().cpu().clone())
-                if isinstance(answer, Fed):
+                if isinstance(answer, LlmOutput):
                     self.answers["logits"].append(answer.logits.whole().clone())
         return found
 
 
 def model_of(
-    parts: Parts, tokens: Tokens, device: torch.device, means: Means
+    parts: Parts, tokens: Tokens, device: torch.device, options: ComputeOptions
 ) -> tuple[DuplexModel, Kept]:
     """A model of parts on a device, and its machine."""
-    runner = Kept(parts, Mute(), SLOTS, shortlists_on(device, tokens), means=means)
+    runner = Kept(parts, Mute(), SLOTS, shortlists_on(device, tokens), options=options)
     return DuplexModel.of(runner, tokens, {}), runner
 
 
@@ -103,8 +103,11 @@ def agreement(
         model, cpu = model_of(ours, tokens, CPU, ON_CPU)
         results = list(played(model))
         name = str(dtype).removeprefix("torch.")
-        for way, means in (("stock", Means()), ("own", means_on(device, SLOTS, exact=False))):
-            model, other = model_of(theirs, tokens, device, means)
+        for way, options in (
+            ("stock", ComputeOptions()),
+            ("own", options_for(device, SLOTS, exact=False)),
+        ):
+            model, other = model_of(theirs, tokens, device, options)
             list(played(model, results))
             found = {}
             for kind, answers in cpu.answers.items():

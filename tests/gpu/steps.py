@@ -10,11 +10,11 @@ import attrs
 import torch
 from torch import Tensor
 
-from runtime.model.backends.minicpmo.audio import Hearing
-from runtime.model.backends.minicpmo.batched import Means
-from runtime.model.backends.minicpmo.decoder import Decoder, RowByRow, Stock
+from runtime.model.backends.minicpmo.audio import EncodeAudio
+from runtime.model.backends.minicpmo.batched import ComputeOptions
+from runtime.model.backends.minicpmo.decoder import Decoder, RowByRowDecoder, StockDecoder
 from runtime.model.backends.minicpmo.runner import ModelRunner
-from runtime.model.backends.minicpmo.work import Feed, See, Speak
+from runtime.model.backends.minicpmo.work import EncodeImage, Feed, Speak
 
 SESSIONS: Final = (1, 3, 16, 48, 64)
 LENGTHS: Final = (1, 2, 11, 77)
@@ -63,10 +63,10 @@ class Bench:
         return torch.randn(count, width).mul_(0.02).to(self.runner.llm.keys)
 
     def decoder(
-        self, stock: Stock, decoder: Decoder, kind: type[Any], lengths: tuple[int, ...]
+        self, stock: StockDecoder, decoder: Decoder, kind: type[Any], lengths: tuple[int, ...]
     ) -> None:
         """Hold rows of many sessions to rows by themselves, and time both."""
-        plain, store = RowByRow(stock, Means()), stock.store
+        plain, store = RowByRowDecoder(stock, ComputeOptions()), stock.store
         name, width = stock.name, int(stock.model.config.hidden_size)
         slots = self.runner.slots
         for length in lengths:
@@ -90,12 +90,12 @@ class Bench:
         bands = self.runner.config.audio.num_mel_bins
         for count in (count for count in (1, 16, 64) if count <= self.runner.slots):
             hears = [
-                Hearing(mel=torch.randn(bands, MEL_FRAMES), slot=slot, units=20)
+                EncodeAudio(mel=torch.randn(bands, MEL_FRAMES), slot=slot, units=20)
                 for slot in range(count)
             ]
             self.clock(f"sound of {count}", lambda works=hears: self.runner.compute(works), 3)
         for count in (1, 16):
-            pictures = [See(picture=torch.randn(3, 448, 448)) for _ in range(count)]
+            pictures = [EncodeImage(picture=torch.randn(3, 448, 448)) for _ in range(count)]
             self.clock(f"pictures, {count}", lambda works=pictures: self.runner.compute(works), 3)
 
 
@@ -106,8 +106,10 @@ def measure(runner: ModelRunner, say: Say) -> None:
     for store in (runner.llm, runner.tts, runner.audio):
         store.scramble()
     parts = runner.parts
-    llm = Stock(name="tokens", model=parts.llm.model, head=parts.llm.lm_head, store=runner.llm)
-    tts = Stock(name="codes", model=parts.tts.model, head=parts.tts.logits, store=runner.tts)
+    llm = StockDecoder(
+        name="tokens", model=parts.llm.model, head=parts.llm.lm_head, store=runner.llm
+    )
+    tts = StockDecoder(name="codes", model=parts.tts.model, head=parts.tts.logits, store=runner.tts)
     bench.decoder(llm, runner._llm, Feed, LENGTHS)
     bench.decoder(tts, runner._tts, Speak, CHUNK_LENGTHS)
     shortlists = runner.shortlists

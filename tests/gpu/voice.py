@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from protocol.values.limits import VOICE_STEPS
-from runtime.model.backends.minicpmo.vocoder import Sounding
+from runtime.model.backends.minicpmo.vocoder import Vocode
 from runtime.model.backends.minicpmo.voices import PublishedVoice
 from runtime.model.voice.checkpoint import fill_flow, fill_hift
 from runtime.model.voice.config import FlowConfig, HiftConfig
@@ -104,8 +104,8 @@ def timed(voice: PublishedVoice, counts: Sequence[int], say: Say) -> dict[str, A
         before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
         for chunk in range(CHUNKS):
             chance = np.random.default_rng(chunk)
-            soundings = [
-                Sounding(
+            requests = [
+                Vocode(
                     codes=tuple(chance.integers(0, voice.codes, CODES_MAX).tolist()),
                     state=state,
                     last=False,
@@ -115,7 +115,7 @@ def timed(voice: PublishedVoice, counts: Sequence[int], say: Say) -> dict[str, A
                 for index, state in enumerate(states)
             ]
             began = now()
-            spoken = voice.sound(soundings)
+            spoken = voice.sound(requests)
             spent.append(1000 * (now() - began))
             assert all(np.isfinite(pcm).all() for pcm, _ in spoken)
             states = [state for _, state in spoken]

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from runtime.model.backends.minicpmo.batched import means_on
+from runtime.model.backends.minicpmo.batched import options_for
 from runtime.model.backends.minicpmo.checkpoint import Parts, build_parts
 from runtime.model.backends.minicpmo.config import ModelConfig, read_config
 from runtime.model.backends.minicpmo.device import WHOLE, compute_repeatably
@@ -29,7 +29,7 @@ from runtime.model.backends.minicpmo.quantized import QuantizedLinear, chosen
 from runtime.model.backends.minicpmo.runner import ModelRunner
 from runtime.model.backends.minicpmo.slot_layout import FILE as SLOTS_FILE
 from runtime.model.backends.minicpmo.tokens import Tokens
-from runtime.model.backends.minicpmo.vocoder import CODES_A_CHUNK, Pcm, Sounding
+from runtime.model.backends.minicpmo.vocoder import CODES_A_CHUNK, Pcm, Vocode
 
 FULL: Final[Mapping[str, Any]] = {
     "name": "full",
@@ -96,9 +96,9 @@ class Mute:
     def prepare(self, voice: object) -> None:
         """Do nothing."""
 
-    def sound(self, soundings: Sequence[Sounding]) -> list[tuple[Pcm, object]]:
+    def sound(self, requests: Sequence[Vocode]) -> list[tuple[Pcm, object]]:
         """Return no samples."""
-        return [(np.zeros(0, np.float32), None) for _ in soundings]
+        return [(np.zeros(0, np.float32), None) for _ in requests]
 
 
 def full_config(layers_scale: float = 1.0) -> ModelConfig:
@@ -147,10 +147,10 @@ def random_model(
     randomize(parts)
     with tempfile.TemporaryDirectory(prefix="antiphon-random-") as name:
         tokens = Tokens(write_tokenizer(tokenizer, int(config.llm.vocab_size), Path(name)))
-    means = means_on(device, slots, exact=exact)
+    options = options_for(device, slots, exact=exact)
     shortlists = shortlists_on(device, tokens)
     runner = ModelRunner(
-        parts, Mute(), slots, shortlists, means=means, context_percent=context_percent
+        parts, Mute(), slots, shortlists, options=options, context_percent=context_percent
     )
     return DuplexModel.of(runner, tokens, {})
 

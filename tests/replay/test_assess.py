@@ -192,7 +192,7 @@ def test_recordings_of_one_name_are_not_paired_by_it(folder: Path, tmp_path: Pat
 # -- kept, and taken up again ---------------------------------------------------------------------
 
 
-class Mortal(Planted):
+class LostModel(Planted):
     """A model that is lost after some sessions; it counts them."""
 
     def __init__(self, backend: EngineBackend, lives: int = 1000) -> None:
@@ -220,13 +220,13 @@ def test_a_killed_run_goes_on(
 ) -> None:
     """A night's run would start again, or count what it has not done."""
     with pytest.raises(UnusableError, match="is lost: killed"):
-        run_on(logs, mode, Mortal(EngineBackend(tiny()), 3), jobs=2, out=tmp_path)
-    survivor = Mortal(EngineBackend(tiny()))
+        run_on(logs, mode, LostModel(EngineBackend(tiny()), 3), jobs=2, out=tmp_path)
+    survivor = LostModel(EngineBackend(tiny()))
     done = run_on(logs, mode, survivor, out=tmp_path)
     assert done.found + survivor.opened == COUNT
     assert 1 <= done.found <= 3
     assert plain(done) == plain(whole(mode))
-    rested = Mortal(EngineBackend(tiny()), 0)
+    rested = LostModel(EngineBackend(tiny()), 0)
     assert run_on(logs, mode, rested, out=tmp_path).found == COUNT
 
 
@@ -245,7 +245,7 @@ def test_a_result_that_cannot_be_read_is_made_again(
     begun.write_bytes(b"a log that was begun")
     for log, text in zip(logs, spoilt, strict=False):
         (copied / f"{content_of(log)}.json").write_text(text)
-    model = Mortal(EngineBackend(tiny()))
+    model = LostModel(EngineBackend(tiny()))
     done = run_on(logs, "open", model, out=tmp_path)
     assert (model.opened, done.found) == (len(spoilt), COUNT - len(spoilt))
     assert plain(done) == plain(whole("open"))

@@ -17,8 +17,8 @@ from replay.eval.evaluate import MEASURES
 from replay.eval.scores import ForcedSession
 from replay.rerun.outputs import NEAR_TIE_DRAW_GAP, NEAR_TIE_MARGIN
 from runtime.measures.conversation import KINDS, Ratio, Total
-from runtime.model.backends.base import Choice, Forced, ForcedResult, Leaning
-from runtime.model.backends.minicpmo.sampling import leaning
+from runtime.model.backends.base import Choice, Forced, ForcedResult, ListenDecision
+from runtime.model.backends.minicpmo.sampling import listen_decision
 from runtime.model.engine.backend import EngineBackend
 from tests.models.random_model import opening
 from tests.replay.assessed import tiny
@@ -80,7 +80,7 @@ class Drawn:
             made = attrs.evolve(made, pcm=b"\x00\x00\x80\x3f")
         if self.logits:
             made = attrs.evolve(made, logits_hash="others")
-        lean = Leaning(
+        lean = ListenDecision(
             is_open=self.is_open,
             was_silent=self.was,
             is_silent=self.now,
@@ -89,7 +89,7 @@ class Drawn:
             turn_end=self.ends,
         )
         lean_or_none = lean if self.is_free else None
-        return ForcedResult(result=made, choices=(*first, *more), leaning=lean_or_none)
+        return ForcedResult(result=made, choices=(*first, *more), listen_decision=lean_or_none)
 
     @property
     def unit(self) -> Unit:
@@ -210,19 +210,19 @@ def test_a_leaning_is_of_the_logits() -> None:
     config = DuplexConfig(listen_prob_scale=0.5, length_penalty=2.0)
     ask = {"config": config, "tokens": tokens, "own": ids.speak, "recorded": ids.listen}
     total = np.exp(logits).sum()
-    closed = leaning(logits, (), is_open=False, **ask)  # type: ignore[arg-type]
+    closed = listen_decision(logits, (), is_open=False, **ask)  # type: ignore[arg-type]
     assert closed.margin == pytest.approx(3 + np.log(0.5) - 2)
     assert (closed.listen, closed.turn_end) == (
         pytest.approx(np.exp(3) / total),
         pytest.approx(np.exp(4) / total),
     )
     assert (closed.was_silent, closed.is_silent, closed.is_open) == (True, False, False)
-    within = leaning(logits, (ids.listen,), is_open=True, **ask)  # type: ignore[arg-type]
+    within = listen_decision(logits, (ids.listen,), is_open=True, **ask)  # type: ignore[arg-type]
     assert within.margin == pytest.approx(max(3 / 1.05 + np.log(0.5), 4 / 2) - 2)
     ask |= {"own": ids.turn_eos, "config": attrs.evolve(config, listen_prob_scale=0.0)}
-    assert leaning(logits, (), is_open=False, **ask).margin is None  # type: ignore[arg-type]
-    assert not leaning(logits, (), is_open=False, **ask).is_silent  # type: ignore[arg-type]
-    assert leaning(logits, (), is_open=True, **ask).is_silent  # type: ignore[arg-type]
+    assert listen_decision(logits, (), is_open=False, **ask).margin is None  # type: ignore[arg-type]
+    assert not listen_decision(logits, (), is_open=False, **ask).is_silent  # type: ignore[arg-type]
+    assert listen_decision(logits, (), is_open=True, **ask).is_silent  # type: ignore[arg-type]
     assert logits[ids.listen] == 3.0
 
 
@@ -243,10 +243,10 @@ def test_a_forced_decision_hides_no_own_one() -> None:
     unit = Unit(index=0, pcm=QUIET)
     for ids, was in (((LISTEN,), True), ((SPEAK, 616), False)):
         made = anyio.run(_forced_first, backend, what, unit, ids)
-        assert made.leaning is not None
-        assert (made.leaning.was_silent, made.leaning.is_silent) == (was, True)
-        assert made.leaning.margin is not None
-        assert made.leaning.margin > 5
-        assert made.leaning.listen > 0.99
+        assert made.listen_decision is not None
+        assert (made.listen_decision.was_silent, made.listen_decision.is_silent) == (was, True)
+        assert made.listen_decision.margin is not None
+        assert made.listen_decision.margin > 5
+        assert made.listen_decision.listen > 0.99
     early = opening(force_listen_count=1)
-    assert anyio.run(_forced_first, backend, early, unit, (LISTEN,)).leaning is None
+    assert anyio.run(_forced_first, backend, early, unit, (LISTEN,)).listen_decision is None

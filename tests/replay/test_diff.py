@@ -21,7 +21,7 @@ from recorder.format.format import Record
 from recorder.format.mapping import effect_record, event_record
 from recorder.read.reader import LogReader, read
 from recorder.read.scan import Damage
-from replay.diff import FIELDS, PARTINGS_KEPT, DiffReport, compare, diff_command, diff_lines
+from replay.diff import DIFFERENCES_KEPT, FIELDS, DiffReport, compare, diff_command, diff_lines
 from runtime.model.backends.scripted_chat import tone
 from tests.golden.logs import FOLDER
 from tests.replay.test_full import echo_records, results
@@ -260,9 +260,9 @@ def test_any_pair(scene: Scene, spoiled: set[int]) -> None:
     for index in there:
         other = changed(other, index, input_hash="f" * 32)
     report, mirrored = diff(records, other), diff(other, records)
-    assert {parting.index for parting in report.partings} <= there
+    assert {found.index for found in report.partings} <= there
     started = {r.fields["unit"]["index"] for r in records if r.fields.get("type") == "StartUnit"}
-    assert {parting.index for parting in report.partings} == there & started
+    assert {found.index for found in report.partings} == there & started
     assert report.same == report.compared - len(there & started)
     if report.first is not None:
         assert report.first.index == min(there & started)
@@ -282,8 +282,8 @@ def test_memory_is_bounded() -> None:
         tracemalloc.stop()
     assert (report.same, report.only_b) == (200, 20)
     assert peak_bytes < 6 << 20  # all of it would be 40 MB
-    many = diff([], units(PARTINGS_KEPT + 5))
-    assert (len(many.partings), many.parting_count) == (PARTINGS_KEPT, PARTINGS_KEPT + 5)
+    many = diff([], units(DIFFERENCES_KEPT + 5))
+    assert (len(many.partings), many.parting_count) == (DIFFERENCES_KEPT, DIFFERENCES_KEPT + 5)
 
 
 # -- the command ----------------------------------------------------------------------------------

@@ -303,7 +303,7 @@ def test_held_sound_is_the_same_in_memory_and_in_a_file(
 
 def test_what_waits_is_not_copied_for_each_record() -> None:
     """A log of many small records would take hours: each would cost as much as all that wait."""
-    held, count = timeline.Holding(), 20_000
+    held, count = timeline.PendingMoments(), 20_000
     for number in range(count):
         held.add(Note(begin_ns=count - number, kind="listen"))
     tracemalloc.start()
@@ -321,7 +321,7 @@ def test_what_is_moved_back_is_not_gone_through_for_each_sound(
     moved: list[object] = []
     move_back = timeline._move_back
     monkeypatch.setattr(timeline, "_move_back", lambda one: (moved.append(one), move_back(one)))
-    held, count, at_ns = timeline.Holding(), 1_000, 20 * 10**9
+    held, count, at_ns = timeline.PendingMoments(), 1_000, 20 * 10**9
     for _ in range(count):
         held.sound("user", at_ns, impulses(1), is_captured=True)
         assert list(held.ready(held.lines["user"].settled_ns(at_ns))) == []

@@ -22,7 +22,7 @@ from recorder.format.mapping import EFFECT_KINDS, EVENT_KINDS
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from replay.rerun.logic import HERE, Replayer, replay
-from replay.rerun.report import Divergence, Maker, ReplayReport
+from replay.rerun.report import Divergence, ReplayReport, Version
 from tests.replay.test_logs import APPENDS, Scene, busy_scene, renumbered, scenes, write_log
 
 EFFECT_LIKE = EFFECT_KINDS | {"state"}
@@ -72,7 +72,7 @@ def test_a_file_replays_and_counts(tmp_path: Path) -> None:
     assert report.identical
     assert report.finished
     assert report == ReplayReport(
-        recorded_by=Maker(behaviour=0),
+        recorded_by=Version(behaviour=0),
         replayed_by=HERE,
         records=len(records),
         events=len(places(EVENT_KINDS)),

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from protocol.values.model import Chunk
-from replay.assess.run import measure_with, own_voice, stretches, word_errors, words_of
+from replay.assess.run import measure_with, own_voice, speech_segments, word_errors, words_of
 from replay.export.timeline import Words
 from replay.redact.redaction import redact_command
 from replay.rerun.full import Loading
@@ -118,7 +118,7 @@ def test_speech_is_parted_at_gaps() -> None:
             found += [sound, Words(voice="model", text=f"{begin_s:g} ", **at)]
         return found
 
-    found = [*stretches(moments((0, "a"), (1.4, "b"), (2.9, "b"), (5, "b"), (6.5, "")))]
+    found = [*speech_segments(moments((0, "a"), (1.4, "b"), (2.9, "b"), (5, "b"), (6.5, "")))]
     assert [it.text for it in found] == ["0 1.4 2.9 5 ", "6.5 "]
     assert len(found[0].pcm) == 6 * 24_000 * 4
 

@@ -13,10 +13,10 @@ from recorder.format.format import Record
 from recorder.format.mapping import EVENT_KINDS, SCHEMA, event_of
 from recorder.read.reader import read
 from recorder.repair import verify
-from replay.rerun.logic import RemakeError, replay
+from replay.rerun.logic import RegenerationError, replay
 from tests.golden.logs import SAMPLE
 from tests.replay.test_logs import HEAD, OPENED
-from tests.sessions.answering import play, remake, write_events
+from tests.sessions.answering import play, regenerate, write_events
 from tests.sessions.in_memory import append_frame, close_frame, init_frame
 
 OWN_OF_A_FILE = frozenset({"blocks", "chain", "compacted"})
@@ -54,17 +54,17 @@ def test_a_sound_log_is_made_again_as_it_was(path: Path, tmp_path: Path) -> None
     """What is made of a log would differ from it in more than what was changed."""
     records = list(read(path))
     again = tmp_path / path.name
-    assert remake(again, records[0].fields, events_of(records)) == len(events_of(records))
-    remade = list(read(again))
-    assert told(remade) == told(records)
-    assert [record.seq for record in remade] == list(range(len(remade)))
-    assert remade[0].fields["schema"] == SCHEMA
+    assert regenerate(again, records[0].fields, events_of(records)) == len(events_of(records))
+    regenerated = list(read(again))
+    assert told(regenerated) == told(records)
+    assert [record.seq for record in regenerated] == list(range(len(regenerated)))
+    assert regenerated[0].fields["schema"] == SCHEMA
     assert verify(again).state == "finished"
-    report = replay(remade)
+    report = replay(regenerated)
     assert report.identical, report.divergence
-    assert report.states == sum(record.kind == "state" for record in remade) + 1
+    assert report.states == sum(record.kind == "state" for record in regenerated) + 1
     if records[0].fields["schema"] == SCHEMA:
-        assert [record.fields for record in remade if record.kind == "state"] == [
+        assert [record.fields for record in regenerated if record.kind == "state"] == [
             record.fields for record in records if record.kind == "state"
         ]
 
@@ -95,7 +95,7 @@ def test_what_the_machine_refuses_is_no_log(
     tmp_path: Path, events: list[ev.Event], words: str
 ) -> None:
     """A log would hold a session that cannot be, or half a file would be left of it."""
-    with pytest.raises(RemakeError, match=words):
+    with pytest.raises(RegenerationError, match=words):
         write_events(tmp_path, events)
     assert list(tmp_path.iterdir()) == []
 
@@ -105,7 +105,7 @@ def test_no_file_is_overwritten(tmp_path: Path) -> None:
     path = write_events(tmp_path, [OPENED])
     before = path.read_bytes()
     with pytest.raises(FileExistsError):
-        remake(path, HEAD, [OPENED, ev.Draining(at_ns=0)])
+        regenerate(path, HEAD, [OPENED, ev.Draining(at_ns=0)])
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
@@ -119,6 +119,6 @@ def test_a_refusal_is_read_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_the_end_of_a_client_is_recorded(tmp_path: Path) -> None:
-    """A remade log would not say why its session ended."""
+    """A regenerated log would not say why its session ended."""
     path = write_events(tmp_path, play([init_frame(), append_frame(), close_frame("enough")]))
     assert list(read(path))[-1].fields["reason"] == "client"

@@ -24,11 +24,11 @@ from protocol.values import events as ev
 from protocol.values.model import UnitResult
 from recorder.read.reader import read
 from recorder.repair import verify
-from replay.rerun.logic import RemakeError, Remaker, replay
+from replay.rerun.logic import LogRegenerator, RegenerationError, replay
 from replay.shrink import (
-    Asked,
     CannotRunError,
     NoFailureError,
+    PendingAnswers,
     Shrinker,
     build,
     command_fails,
@@ -180,12 +180,12 @@ def test_a_log_that_does_not_fail_is_an_error(tmp_path: Path) -> None:
 )
 def test_what_a_server_was_told_it_had_asked_for(path: Path) -> None:
     """An answer of a real session would be left out, or be given to another question."""
-    asked, remaker = Asked(), Remaker()
+    asked, regenerator = PendingAnswers(), LogRegenerator()
     for event in events_of(list(read(path))):
         fitted = asked.fit(event)
         is_stale = isinstance(event, ev.TimerFired) and fitted is None
         assert fitted == event or is_stale
-        asked.media |= {number: number for number in asked.note(remaker.step(event).effects)}
+        asked.media |= {number: number for number in asked.note(regenerator.step(event).effects)}
 
 
 @settings(max_examples=sample(60, 15), deadline=None)
@@ -244,7 +244,7 @@ def test_a_damaged_log_is_no_source(tmp_path: Path) -> None:
     data = bytearray(log.read_bytes())
     data[-250] ^= 1
     log.write_bytes(data)
-    with pytest.raises(RemakeError, match="damaged"):
+    with pytest.raises(RegenerationError, match="damaged"):
         shape_of(log)
 
 

@@ -16,9 +16,9 @@ from recorder.format.format import Record
 from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.read.reader import LogReader, read
 from replay.rerun.folder import replay_log
-from replay.shrink import SIMPLIFICATIONS, Asked
+from replay.shrink import SIMPLIFICATIONS, PendingAnswers
 from runtime.cli import main
-from tests.sessions.answering import remake
+from tests.sessions.answering import regenerate
 
 LOGS: Final = Path(__file__).parents[2] / "fixtures" / "logs"
 NAMES: Final = sorted(path.name for path in LOGS.glob("v1-transcription*.session.zst"))
@@ -162,14 +162,14 @@ def test_simpler_events_make_a_log_that_replays(name: str, tmp_path: Path) -> No
     for number, simplify in enumerate(SIMPLIFICATIONS):
         out = tmp_path / f"{number}.session.zst"
         events = [simplify(event) for event in events_of(LOGS / name)]
-        remake(out, head, events)
+        regenerate(out, head, events)
         assert replay_log(out).result == "identical"
 
 
 def test_answers_are_fitted_to_their_questions() -> None:
     """Where events are left out, a result of a chunk that nobody asked for is stepped."""
     done = next(it for it in events_of(LOG) if isinstance(it, ev.ChunkDone))
-    asked = Asked()
+    asked = PendingAnswers()
     assert asked.fit(done) is None
     asked.numbers |= {"utterance": 4, "chunk": 2}
     fitted = asked.fit(done)

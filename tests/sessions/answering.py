@@ -19,7 +19,7 @@ from protocol.values.limits import NS_PER_MS, NS_PER_S
 from protocol.values.model import Finalized, Opened, Prefill, TurnChunk, TurnResult, UnitResult
 from recorder.format.format import Fields, Record
 from recorder.write.files import new_file
-from replay.rerun.logic import Remaker, head_record, write
+from replay.rerun.logic import LogRegenerator, head_record, write
 from tests.replay.test_logs import HEAD, OPENED
 
 Frame = str | bytes | None
@@ -64,15 +64,15 @@ def play(
     frames: Iterable[Frame], answers: Answers = NO_ANSWERS, opened: ev.ConnectionOpened = OPENED
 ) -> list[ev.Event]:
     """Play a client that sends frames, one a second, and then is gone."""
-    remaker, events = Remaker(), list[ev.Event]()
+    regenerator, events = LogRegenerator(), list[ev.Event]()
     now_ns = 0
 
     def post(event: ev.Event) -> None:
         waiting = deque([event])
-        while waiting and not (remaker.session and remaker.session.is_finished):
+        while waiting and not (regenerator.session and regenerator.session.is_finished):
             next_event = attrs.evolve(waiting.popleft(), at_ns=now_ns)
             events.append(next_event)
-            for effect in remaker.step(next_event).effects:
+            for effect in regenerator.step(next_event).effects:
                 waiting.extend(_answer(effect, answers, len(events)))
 
     post(opened)
@@ -109,7 +109,7 @@ def _answer(effect: ef.Effect, answers: Answers, lease: int) -> tuple[ev.Event, 
     return ()
 
 
-def remake(
+def regenerate(
     path: Path,
     head: Fields,
     events: Iterable[ev.Event],
@@ -125,21 +125,21 @@ def remake(
         is_open: the log has no `fin`, as that of a session which still runs.
         is_durable: return only once it is on the device.
 
-    No file is left by `RemakeError` (the machine refuses an event), `RecordInvalid` (a value cannot
-    be stored) or `OSError` (the disk refused, or the file exists).
+    No file is left by `RegenerationError` (the machine refuses an event), `RecordInvalid` (a value
+    cannot be stored) or `OSError` (the disk refused, or the file exists).
     """
-    remaker = Remaker()
+    regenerator = LogRegenerator()
 
     def records() -> Iterator[Record]:
         yield head_record(head)
         for event in events:
-            yield from remaker.step(event).records
+            yield from regenerator.step(event).records
         if not is_open:
-            yield remaker.end()
+            yield regenerator.end()
 
     with new_file(path) as part:
         write(part, records(), is_durable=is_durable)
-    return remaker.events
+    return regenerator.events
 
 
 def write_events(
@@ -147,5 +147,5 @@ def write_events(
 ) -> Path:
     """Write the log of events."""
     path = folder / f"{HEAD['recording_id']}.session.zst"
-    remake(path, {**HEAD, **head}, events, is_open=is_open, is_durable=False)
+    regenerate(path, {**HEAD, **head}, events, is_open=is_open, is_durable=False)
     return path

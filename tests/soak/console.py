@@ -158,16 +158,16 @@ def read_sound(log: Path) -> Sound:
     story = SessionStory()
     with LogReader(log) as reader:
         for item in reader:
-            passage = story.take(item)
-            if passage is None or not isinstance(item, Record) or not passage.frame:
+            decoded = story.take(item)
+            if decoded is None or not isinstance(item, Record) or not decoded.frame:
                 continue
             if item.kind == "rx":
-                request = story.wire.request(passage.frame)
+                request = story.wire.request(decoded.frame)
                 if isinstance(request, Append):
                     heard.append(request.pcm)
                     arrived_ns.append(item.at_ns)
             elif item.kind == "tx":
-                for message in story.wire.messages(passage.frame):
+                for message in story.wire.messages(decoded.frame):
                     spoken.append(getattr(message, "pcm", b""))
     read = (np.frombuffer(b"".join(pieces), np.float32) for pieces in (heard, spoken))
     return Sound(*read, arrived_ns)

@@ -285,7 +285,7 @@ class Remote(Protocol):
 
 
 @runtime_checkable
-class Mortal(Protocol):
+class CanBeLost(Protocol):
     """A backend that may be lost while no call is in flight, as one in another process."""
 
     async def wait_gone(self) -> None:
@@ -343,7 +343,7 @@ class Choice:
 
 
 @attrs.frozen(kw_only=True)
-class Leaning:
+class ListenDecision:
     """The first decision of a forced unit that was free to decide: to be silent or to be heard.
 
     `listen` is silence. Inside an open turn so is `turn_eos`: the turn goes on after a `listen`.
@@ -368,12 +368,12 @@ class Leaning:
 class ForcedResult:
     """The result of a forced unit, with the recorded decisions, and the differences in order.
 
-    `leaning` is None if the unit was not free to decide, or the model has no logits.
+    `listen_decision` is None if the unit was not free to decide, or the model has no logits.
     """
 
     result: md.UnitResult
     choices: tuple[Choice, ...]
-    leaning: Leaning | None = None
+    listen_decision: ListenDecision | None = None
 
 
 @runtime_checkable

@@ -77,12 +77,12 @@ class Pace:
 
 # -- sessions that wait for each other ----------------------------------------------------------
 
-GATHER_S: Final = 5.0
+BARRIER_S: Final = 5.0
 """A call waits at most so long for others: a session may be open and ask for nothing."""
 UNITS: Final = frozenset({"run_unit", "run_forced"})
 
 
-class Gathering:
+class CallBarrier:
     """The waiting calls of all sessions of one engine, which may `expect` as many at once."""
 
     def __init__(self, expect: Callable[[int], None]) -> None:
@@ -99,13 +99,13 @@ class Gathering:
         self._look()
 
     async def turn(self, name: str) -> None:
-        """Wait until every open session has a call waiting, at most `GATHER_S`."""
+        """Wait until every open session has a call waiting, at most `BARRIER_S`."""
         waiting = self._units if name in UNITS else self._others
         turn = anyio.Event()
         waiting.append(turn)
         self._look()
         try:
-            with anyio.move_on_after(GATHER_S):
+            with anyio.move_on_after(BARRIER_S):
                 await turn.wait()
         finally:
             if turn in waiting:
@@ -140,21 +140,21 @@ class EngineCalls:
     """The calls of all sessions of one engine; `info` is the model's."""
 
     def __init__(
-        self, engine: Engine, info: BackendInfo, gathering: Gathering | None = None
+        self, engine: Engine, info: BackendInfo, barrier: CallBarrier | None = None
     ) -> None:
         self.info = info
-        self._engine, self._gathering = engine, gathering
+        self._engine, self._barrier = engine, barrier
         self._threads = anyio.CapacityLimiter(THREADS_A_SLOT * info.slots)
 
     def opened(self) -> None:
         """Note that a session is about to be opened."""
-        if self._gathering is not None:
-            self._gathering.opened()
+        if self._barrier is not None:
+            self._barrier.opened()
 
     def released(self) -> None:
         """Note that a session is released, or was not opened."""
-        if self._gathering is not None:
-            self._gathering.released()
+        if self._barrier is not None:
+            self._barrier.released()
 
     async def call(
         self,
@@ -167,8 +167,8 @@ class EngineCalls:
 
         `BackendError` is the model's own, or in place of an unexpected exception of `name`.
         """
-        if self._gathering is not None:
-            await self._gathering.turn(name)
+        if self._barrier is not None:
+            await self._barrier.turn(name)
             due_ns = BACKGROUND
         return await self.work(name, lambda: self._engine.submit(steps(), due_ns=due_ns).result())
 
@@ -228,7 +228,7 @@ CHUNK_S: Final = md.UNIT_SAMPLES / md.INPUT_RATE_HZ
 class EngineBackend:
     """A model behind the `Backend` protocol; `batch_max` 1 runs one request at a time.
 
-    Unless `is_live`, the calls of open sessions wait for each other (`Gathering`).
+    Unless `is_live`, the calls of open sessions wait for each other (`CallBarrier`).
     """
 
     def __init__(
@@ -236,8 +236,8 @@ class EngineBackend:
     ) -> None:
         self._model = model
         self.engine = Engine(model.compute, batch_max=batch_max)
-        gathering = None if is_live else Gathering(self.engine.expect)
-        self._calls = EngineCalls(self.engine, model.info, gathering)
+        barrier = None if is_live else CallBarrier(self.engine.expect)
+        self._calls = EngineCalls(self.engine, model.info, barrier)
 
     @property
     def info(self) -> BackendInfo:

@@ -189,7 +189,7 @@ class Dit(nn.Module):
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Flowed:
+class FlowOutput:
     """A chunk's mel frames, (B, T, 80), and what is kept.
 
     Attributes:
@@ -260,7 +260,7 @@ class Flow(nn.Module):
         conditions: Tensor,
         past: Callable[[int], Past],
         step: Step | None = None,
-    ) -> Flowed:
+    ) -> FlowOutput:
         """Follow the velocity from `noise`, (B, T, 80), in float32; `past` is that of a step.
 
         `step` is called in place of `Flow.step`.
@@ -271,7 +271,7 @@ class Flow(nn.Module):
         for at, time in enumerate(self._times):
             x, rows[at], before = run(x, conditions, time, past(at))
             kept.append(before.clone())
-        return Flowed(mel=x.clone(), rows=rows, before=torch.stack(kept))
+        return FlowOutput(mel=x.clone(), rows=rows, before=torch.stack(kept))
 
     def step(
         self, x: Tensor, conditions: Tensor, time: Time, past: Past

@@ -473,7 +473,7 @@ class Vocoder:
         codes = (*reference.codes, *(SILENT_CODE,) * LOOKAHEAD)
         chunk = Chunk(reference=reference, turn=empty, codes=codes, last=False)
         mel = torch.from_numpy(fitted(reference.mel, rows)).to(weight.device)
-        return _shared(self._flowed(chunk, empty, mel)[1])
+        return _shared(self._flow(chunk, empty, mel)[1])
 
     def _empty(self, prompt: int, speaker: Tensor) -> Turn:
         """The state before a prompt."""
@@ -533,28 +533,27 @@ class Vocoder:
                 self._voices.move_to_end(chunk.reference.digest)
         turns = [chunk.turn or self.voice(chunk.reference) for chunk in chunks]
         if self.steps is not None and all(map(fits, chunks, turns)):
-            flowed = self._flowed_together(chunks, turns, self.steps.padded(len(chunks)))
+            mels = self._flow_together(chunks, turns, self.steps.padded(len(chunks)))
         else:
             nothing = self._table.new_zeros(1, MEL)
-            flowed = [
-                self._flowed(chunk, turn, nothing)
-                for chunk, turn in zip(chunks, turns, strict=True)
+            mels = [
+                self._flow(chunk, turn, nothing) for chunk, turn in zip(chunks, turns, strict=True)
             ]
-        return self._sounded(chunks, turns, flowed)
+        return self._sounded(chunks, turns, mels)
 
-    def _flowed(self, chunk: Chunk, turn: Turn, prompt: Tensor) -> tuple[Tensor, Turn]:
+    def _flow(self, chunk: Chunk, turn: Turn, prompt: Tensor) -> tuple[Tensor, Turn]:
         """The mel frames of a chunk, (T, 80), and the state after it."""
         codes = torch.tensor([chunk.codes], device=self._table.device)  # (1, T + 3)
         mu, encoded = self.flow.encode(codes, encoder_past(turn), last=chunk.last)
         start, rows = count(turn.flow_rows), mu.shape[1]
-        flowed = self.flow(
+        flow_out = self.flow(
             self._table[None, start : start + rows],
             self.flow.conditions(mu, turn.speaker[None], prompt),
             lambda at: flow.Past(rows=joined(turn.flow_rows, at), before=turn.before[at]),
         )
-        return flowed.mel[0], _after(turn, encoded, flowed, 0, rows // UP)
+        return flow_out.mel[0], _after(turn, encoded, flow_out, 0, rows // UP)
 
-    def _flowed_together(
+    def _flow_together(
         self, chunks: Sequence[Chunk], turns: Sequence[Turn], padded: Padded
     ) -> list[tuple[Tensor, Turn]]:
         """The same for several chunks, filled up to one shape."""
@@ -591,24 +590,24 @@ class Vocoder:
             return flow.Past(rows=padded.rows, before=before[at], mask=mask, ends=ends)
 
         noise = torch.stack([self._table[start : start + FRAMES] for start in of_flow.tolist()])
-        flowed = self.flow(noise, conditions, past, padded.step)
+        flow_out = self.flow(noise, conditions, past, padded.step)
         return [
-            (flowed.mel[index, :length], _after(turn, encoded, flowed, index, length // UP))
+            (flow_out.mel[index, :length], _after(turn, encoded, flow_out, index, length // UP))
             for index, (turn, length) in enumerate(zip(turns, frames.tolist(), strict=True))
         ]
 
     # -- sound -------------------------------------------------------------------------------------
 
     def _sounded(
-        self, chunks: Sequence[Chunk], turns: Sequence[Turn], flowed: Sequence[tuple[Tensor, Turn]]
+        self, chunks: Sequence[Chunk], turns: Sequence[Turn], mels: Sequence[tuple[Tensor, Turn]]
     ) -> list[Spoken]:
         """Turn mel frames into sound, those of one length together, with those kept before them."""
         found, groups = dict[int, Spoken](), dict[tuple[int, int], list[int]]()
-        for index, (mel, _) in enumerate(flowed):
+        for index, (mel, _) in enumerate(mels):
             groups.setdefault((len(mel), len(turns[index].mel)), []).append(index)
         for group in groups.values():
             frames = torch.stack(
-                [torch.cat((turns[index].mel, flowed[index][0])) for index in group]
+                [torch.cat((turns[index].mel, mels[index][0])) for index in group]
             )  # (B, F, 80)
             before = torch.stack([turns[index].source for index in group])  # (B, 3840) or (B, 0)
             noise = torch.stack([self._noise(chunks[index], turns[index]) for index in group])
@@ -618,7 +617,7 @@ class Vocoder:
             else:
                 source, raw = self.steps.sound(frames, noise, before)
             for at, index in enumerate(group):
-                mel, after = flowed[index]
+                mel, after = mels[index]
                 after = attrs.evolve(
                     after,
                     mel=frames[at, -MEL_KEPT:].clone(),
@@ -702,7 +701,7 @@ def _place(pieces: Sequence[Tensor], into: Tensor, at: int) -> None:
 
 
 def _after(
-    turn: Turn, encoded: encoder.Encoded, flowed: flow.Flowed, index: int, length: int
+    turn: Turn, encoded: encoder.Encoded, flow_out: flow.FlowOutput, index: int, length: int
 ) -> Turn:
     """The state after a chunk of so many codes, the one at `index` of a batch."""
     prompt, rows = turn.prompt, UP * length
@@ -723,9 +722,9 @@ def _after(
             (*turn.frame_rows, Piece(encoded.frames[index, ..., :rows, :].clone())), prompt
         ),
         flow_rows=cut(
-            (Piece(own(flowed.rows)[..., :rows, :].contiguous()), *turn.flow_rows), prompt
+            (Piece(own(flow_out.rows)[..., :rows, :].contiguous()), *turn.flow_rows), prompt
         ),
-        before=own(flowed.before).contiguous(),
+        before=own(flow_out.before).contiguous(),
     )
 
 

@@ -28,7 +28,7 @@ from protocol.values.model import (
 )
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.unit import Pictures
-from runtime.model.backends.minicpmo.work import See, Steps, Work
+from runtime.model.backends.minicpmo.work import EncodeImage, Steps, Work
 
 Result = TypeVar("Result")
 
@@ -168,7 +168,7 @@ class Player:
         try:
             while True:
                 work = steps.send(answer)
-                if not isinstance(work, See):
+                if not isinstance(work, EncodeImage):
                     answer = yield work
                     continue
                 key = id(work.picture)  # Of what was looked at, which is kept.

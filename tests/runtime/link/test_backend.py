@@ -37,10 +37,10 @@ from runtime.model.backends.base import (
     Backend,
     BackendError,
     BackendRefused,
+    CanBeLost,
     Chats,
     Closes,
     ContextFull,
-    Mortal,
     Piece,
     Rebuilds,
     Remote,
@@ -102,7 +102,7 @@ async def test_it_is_a_backend_of_every_kind() -> None:
         assert isinstance(backend, Transcribes)
         assert isinstance(backend, Closes)
         assert isinstance(backend, Remote)
-        assert isinstance(backend, Mortal)
+        assert isinstance(backend, CanBeLost)
         assert backend.info == ScriptedBackend(slots=3).info
         await backend.check()
 

@@ -27,8 +27,8 @@ from replay.rerun.full import ModelRerun
 from runtime.model.backends.base import BackendError, Chats, ContextFull, Piece
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.runner import ModelRunner
-from runtime.model.backends.minicpmo.vocoder import Sounding as Vocode
-from runtime.model.backends.minicpmo.work import Feed, Recall, See, Speak, Work
+from runtime.model.backends.minicpmo.vocoder import Vocode
+from runtime.model.backends.minicpmo.work import EncodeImage, EncodeReference, Feed, Speak, Work
 from runtime.model.engine.backend import EngineBackend, EngineTurn
 from tests.models import random_model
 from tests.models.random_model import opening, picture, sound, unit
@@ -160,7 +160,7 @@ LONG: Final = Message(
 
 @pytest.mark.costly
 @pytest.mark.parametrize("anyio_backend", ONE_LOOP)
-@pytest.mark.parametrize("kind", [See, Recall, Feed])
+@pytest.mark.parametrize("kind", [EncodeImage, EncodeReference, Feed])
 async def test_an_interrupt_cuts_the_prefill(
     model: DuplexModel, alone: Alone, kind: type[Work], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -388,4 +388,4 @@ async def test_a_chat_never_holds_a_unit_up_for_long(
     rows = [sum(len(work.rows) for work in works if isinstance(work, Feed)) for works in batches]
     assert sum(rows) > 8 * 500
     assert max(rows) <= 8 * 127
-    assert all(len(works) == 1 for works in batches if isinstance(works[0], See))
+    assert all(len(works) == 1 for works in batches if isinstance(works[0], EncodeImage))

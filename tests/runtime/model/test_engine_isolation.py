@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from protocol.values.model import Cut, DuplexConfig, Opening, Silent, Unit, Voice
 from runtime.model.backends.base import BackendError
-from runtime.model.backends.minicpmo.decoder import RowByRow
+from runtime.model.backends.minicpmo.decoder import RowByRowDecoder
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.session import SteppedSession
 from runtime.model.backends.minicpmo.work import Steps, Work
@@ -364,13 +364,13 @@ def plain(index: int, place: int) -> Tenant:
 
 def test_a_leak_is_caught(model: DuplexModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests above would be green whatever the model does."""
-    run = RowByRow.run
+    run = RowByRowDecoder.run
 
-    def mixed(self: RowByRow, works: Any) -> Any:
+    def mixed(self: RowByRowDecoder, works: Any) -> Any:
         hidden, logits = run(self, works)
         return hidden, logits + 1e-6 * logits.mean(dim=0, keepdim=True) * (len(works) > 1)
 
-    monkeypatch.setattr(RowByRow, "run", mixed)
+    monkeypatch.setattr(RowByRowDecoder, "run", mixed)
     company = [(slot, 0, [plain(slot, 10 * slot)]) for slot in range(3)]
     with pytest.raises(AssertionError):
         check(model, company, 64)

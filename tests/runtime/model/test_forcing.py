@@ -19,10 +19,10 @@ from runtime.model.backends.minicpmo.sampling import (
     Candidates,
     choose,
     choose_gap,
-    codes_apart,
+    code_gap,
     decide,
     decide_code,
-    tokens_apart,
+    token_gap,
     untempered,
     untempered_gap,
     untempered_room,
@@ -236,24 +236,22 @@ def test_what_was_decided_is_no_way_off(model: DuplexModel, seed: int, temperatu
     logits = numbers.normal(0, 3, model.runner.config.llm.vocab_size)
     history, pair = tuple(numbers.integers(0, 200, 5)), numbers.random(2)
     chosen = decide(Candidates(values=logits.copy()), history, pair, config, tokens)
-    margin, gap = tokens_apart(logits, history, pair, config, tokens, own=chosen, wanted=chosen)
+    margin, gap = token_gap(logits, history, pair, config, tokens, own=chosen, wanted=chosen)
     assert margin == 0
     assert gap is None if temperature == 0 else (gap is not None and gap <= A_BIT)
     forbidden = next(index for index in tokens.forbidden if index != tokens.ids.chunk_eos)
     if chosen != tokens.ids.chunk_eos:
-        never = tokens_apart(logits, history, pair, config, tokens, own=chosen, wanted=forbidden)
+        never = token_gap(logits, history, pair, config, tokens, own=chosen, wanted=forbidden)
         assert never == (None, None)
-    ends = tokens_apart(
-        logits, history, pair, config, tokens, own=chosen, wanted=tokens.ids.chunk_eos
-    )
+    ends = token_gap(logits, history, pair, config, tokens, own=chosen, wanted=tokens.ids.chunk_eos)
     assert ends[0] is not None
     codes = numbers.normal(0, 3, CODES)
     code = decide_code(codes.copy(), (), float(pair[0]), CODES - 1, may_end=False)
-    apart = codes_apart(
+    apart = code_gap(
         codes.copy(), (), float(pair[0]), CODES - 1, may_end=False, own=code, wanted=code
     )
     assert apart[0] == 0
-    ended = codes_apart(
+    ended = code_gap(
         codes.copy(), (), float(pair[0]), CODES - 1, may_end=False, own=code, wanted=CODES - 1
     )
     assert ended == (None, None)

@@ -17,7 +17,7 @@ from runtime.model.backends.base import BackendError, ContextFull
 from runtime.model.backends.minicpmo import unit as unit_module
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.tokens import ControlIds
-from runtime.model.backends.minicpmo.vocoder import Sounding
+from runtime.model.backends.minicpmo.vocoder import Vocode
 from runtime.model.backends.minicpmo.work import Speak, Work
 from tests.models import random_model
 from tests.models.blocking import BlockingSession, open_session
@@ -166,7 +166,7 @@ def test_rollback_restores_the_start_exactly(start: Open, straight: list[Row]) -
     assert rows == straight
 
 
-@pytest.mark.parametrize("kind", [Speak, Sounding])
+@pytest.mark.parametrize("kind", [Speak, Vocode])
 def test_a_failed_unit_is_rolled_back(
     model: DuplexModel,
     start: Open,

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from protocol.values.model import Costs, Picture, Sound, Text
 from runtime.model.backends.base import BackendError, BackendRefused, ContextFull
 from runtime.model.backends.minicpmo.anchor import Anchor
-from runtime.model.backends.minicpmo.audio import Hearing
+from runtime.model.backends.minicpmo.audio import EncodeAudio
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.runner import ModelRunner
-from runtime.model.backends.minicpmo.work import Feed, See, Work
+from runtime.model.backends.minicpmo.work import EncodeImage, Feed, Work
 from runtime.model.backends.streams import (
     Anchoring,
     Extended,
@@ -411,7 +411,7 @@ def test_the_context_ends_amid_an_answer(model: DuplexModel, length: int, tokens
 EVERYTHING = (Picture(jpeg=picture(1)), Sound(pcm=sound(1)), Text(text="the fox"))
 
 
-@pytest.mark.parametrize("kind", [See, Hearing, Feed])
+@pytest.mark.parametrize("kind", [EncodeImage, EncodeAudio, Feed])
 @pytest.mark.parametrize("is_cut", [True, False], ids=["cut", "failed"])
 def test_a_chunk_that_is_cut_or_fails_leaves_the_slot_empty(
     model: DuplexModel, kind: type[Work], is_cut: bool, monkeypatch: pytest.MonkeyPatch

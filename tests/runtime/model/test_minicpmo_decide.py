@@ -26,7 +26,7 @@ from runtime.model.backends.minicpmo.sampling import (
     untempered,
 )
 from runtime.model.backends.minicpmo.tokens import Tokens
-from runtime.model.backends.minicpmo.vocoder import LOOKAHEAD, PieceVocoder, Sounding, Voicing
+from runtime.model.backends.minicpmo.vocoder import LOOKAHEAD, PieceVocoder, Vocode, VocoderBuffer
 from tests.models import random_model
 from tests.models.blocking import open_session
 from tests.models.random_model import CODES, opening, unit
@@ -262,12 +262,12 @@ def model_of_codes(tmp_path_factory: pytest.TempPathFactory) -> DuplexModel:
 
 def portions(turn: list[int]) -> tuple[list[list[int]], list[tuple[tuple[int, ...], bool]]]:
     """What a turn of so many codes a unit hands to the vocoder: sizes by unit, and all of it."""
-    voicing, sizes, handed, at = Voicing(buffer=(0,) * LOOKAHEAD), [], [], 0
+    vocoder_buffer, sizes, handed, at = VocoderBuffer(buffer=(0,) * LOOKAHEAD), [], [], 0
     for number, count in enumerate(turn):
         last = number == len(turn) - 1
         codes = range(at + 1, at + 1 + count)
-        out, waiting = voicing.portions(codes, last=last)
-        voicing, at = Voicing(buffer=waiting), at + count
+        out, waiting = vocoder_buffer.portions(codes, last=last)
+        vocoder_buffer, at = VocoderBuffer(buffer=waiting), at + count
         sizes.append([len(each) for each in out])
         handed += [(each, last and each is out[-1]) for each in out]
     return sizes, handed
@@ -309,11 +309,11 @@ def test_sound_in_portions_is_the_sound_of_the_whole(turn: list[int]) -> None:
     _, handed = portions(turn)
     state, pieces = None, []
     for codes, is_last in handed:
-        sounding = Sounding(codes=codes, state=state, last=is_last, voice=None)
-        ((pcm, state),) = player.sound([sounding])
+        request = Vocode(codes=codes, state=state, last=is_last, voice=None)
+        ((pcm, state),) = player.sound([request])
         pieces.append(pcm)
     all_codes = (0, 0, 0, *range(1, sum(turn) + 1))
-    whole = Sounding(codes=all_codes, state=None, last=True, voice=None)
+    whole = Vocode(codes=all_codes, state=None, last=True, voice=None)
     ((expected, _),) = player.sound([whole])
     assert np.array_equal(np.concatenate(pieces), expected)
     assert len(expected) == 960 * len(all_codes)

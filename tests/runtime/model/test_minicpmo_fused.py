@@ -18,10 +18,15 @@ from torch import Tensor
 
 from protocol.values.model import DuplexConfig
 from runtime.model.backends.minicpmo.attention import KvSlots, joined
-from runtime.model.backends.minicpmo.batched import Means
+from runtime.model.backends.minicpmo.batched import ComputeOptions
 from runtime.model.backends.minicpmo.checkpoint import Parts, load_parts
 from runtime.model.backends.minicpmo.config import load_config, read_config
-from runtime.model.backends.minicpmo.decoder import FusedDecoder, Operators, Stock, try_operators
+from runtime.model.backends.minicpmo.decoder import (
+    FusedDecoder,
+    Operators,
+    StockDecoder,
+    try_operators,
+)
 from runtime.model.backends.minicpmo.device import pin
 from runtime.model.backends.minicpmo.logits import INLINE_MAX, Shortlists, TokenLogits
 from runtime.model.backends.minicpmo.runner import ModelRunner, operators_for
@@ -88,7 +93,7 @@ def test_a_model_of_another_kind_is_refused(parts: Parts, what: str) -> None:
     other = SimpleNamespace(config=config, state_dict=lambda: model.state_dict() | keys)
     store = KvSlots(layers=1, slots=1, heads=1, capacity=1, width=8)
     with pytest.raises(ValueError, match="another activation, or biases"):
-        FusedDecoder(Stock(name="x", model=other, head=noise, store=store), Operators())
+        FusedDecoder(StockDecoder(name="x", model=other, head=noise, store=store), Operators())
 
 
 def test_where_kernels_cannot_be_compiled_torch_computes(
@@ -171,9 +176,9 @@ def test_models_of_odd_shapes_are_warmed_up(
 ) -> None:
     """A GPU would refuse to start for a model that it could serve, or write past its memory."""
     parts = Parts(read_config(changed(CONFIG, SMALL, change), "odd")).requires_grad_(False).eval()
-    means = Means(is_flash=True, is_alone=True, sizes=lambda *_: (2,))
+    options = ComputeOptions(is_flash=True, is_alone=True, sizes=lambda *_: (2,))
     with flash_on_cpu():
-        runner = ModelRunner(parts, None, 2, means=means)
+        runner = ModelRunner(parts, None, 2, options=options)
         runner._warm_up()
     assert caplog.text == ""
     assert runner.is_exact

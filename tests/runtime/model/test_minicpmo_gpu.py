@@ -12,7 +12,7 @@ from protocol.values.model import UNIT_SAMPLES, Unit
 from runtime.model.backends.base import DeviceLost
 from runtime.model.backends.minicpmo import runner as runner_module
 from runtime.model.backends.minicpmo.attention import Row
-from runtime.model.backends.minicpmo.batched import Means, exact_sizes, means_on
+from runtime.model.backends.minicpmo.batched import ComputeOptions, exact_sizes, options_for
 from runtime.model.backends.minicpmo.checkpoint import build_parts
 from runtime.model.backends.minicpmo.device import CUBLAS_WORKSPACE
 from runtime.model.backends.minicpmo.model import DuplexModel
@@ -20,7 +20,7 @@ from runtime.model.backends.minicpmo.runner import ModelRunner
 from runtime.model.backends.minicpmo.state import Layout, SessionState
 from runtime.model.backends.minicpmo.unit import Setting, UnitRun
 from runtime.model.backends.minicpmo.vocoder import PieceVocoder
-from runtime.model.backends.minicpmo.work import See
+from runtime.model.backends.minicpmo.work import EncodeImage
 from runtime.model.models import ModelUnusableError, load_backend, require_deterministic, tiny_path
 from tests.models.flash import flash_on_cpu
 from tests.models.random_model import opening
@@ -34,12 +34,16 @@ def model() -> DuplexModel:
 def test_a_gpu_has_steps_for_its_slots_or_one_for_all() -> None:
     """An exact server would take steps by its slots, and a replay, which has one, others."""
     gpu = torch.device("cuda")
-    means = means_on(gpu, 8, exact=False)
-    assert means.sizes is not None
-    assert (means.is_flash, means.is_alone, means.sizes(1, 4096)) == (True, False, (1, 2, 4, 8))
+    options = options_for(gpu, 8, exact=False)
+    assert options.sizes is not None
+    assert (options.is_flash, options.is_alone, options.sizes(1, 4096)) == (
+        True,
+        False,
+        (1, 2, 4, 8),
+    )
     for slots in (1, 8, 64, 100):
-        exact = Means(is_flash=True, sizes=exact_sizes, is_alone=True)
-        assert means_on(gpu, slots, exact=True) == exact
+        exact = ComputeOptions(is_flash=True, sizes=exact_sizes, is_alone=True)
+        assert options_for(gpu, slots, exact=True) == exact
     assert [exact_sizes(length, 4096) for length in (1, 11, 77)] == [(64,), (64,), (8,)]
 
 
@@ -52,8 +56,8 @@ def flash() -> Iterator[None]:
 @pytest.mark.usefixtures("flash")
 def test_what_a_step_gives_stays(model: DuplexModel) -> None:
     """A replayed graph writes over what it gave: a session's logits would become another's."""
-    means = Means(is_flash=True, sizes=lambda *_: (1,))
-    steps = ModelRunner(model.runner.parts, None, 1, means=means)._together[0].steps
+    options = ComputeOptions(is_flash=True, sizes=lambda *_: (1,))
+    steps = ModelRunner(model.runner.parts, None, 1, options=options)._together[0].steps
     assert steps is not None
     out = torch.ones(1, 192), torch.ones(1, 640)
     steps._compute[1, 1] = lambda: out
@@ -80,7 +84,7 @@ def test_what_gains_on_a_gpu_is_chosen_there(model: DuplexModel, where: str) -> 
         stop=lambda *_: False,
     )
     see = next(run.run())
-    assert isinstance(see, See)
+    assert isinstance(see, EncodeImage)
     assert see.is_alone == (where == "cpu")
 
 

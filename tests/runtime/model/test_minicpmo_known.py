@@ -12,11 +12,11 @@ from torch import Tensor
 
 from protocol.values.model import PastUnit
 from runtime.model.backends.base import BackendError
-from runtime.model.backends.minicpmo.batched import ON_CPU, Means
+from runtime.model.backends.minicpmo.batched import ON_CPU, ComputeOptions
 from runtime.model.backends.minicpmo.checkpoint import load_parts
 from runtime.model.backends.minicpmo.config import load_config
 from runtime.model.backends.minicpmo.runner import ModelRunner
-from runtime.model.backends.minicpmo.work import Feed, InTurn, Known, Speak, Work
+from runtime.model.backends.minicpmo.work import Feed, KnownIds, KnownRows, Speak, Work
 from tests.models import random_model
 from tests.models.blocking import alone, open_session
 from tests.models.flash import flash_on_cpu
@@ -24,7 +24,7 @@ from tests.models.random_model import opening, unit
 
 TINY = Path(__file__).parents[3] / "fixtures" / "tiny"
 COUNT = 9
-STEPPED = Means(is_flash=True, sizes=lambda *_: (2, 4), is_alone=True)
+STEPPED = ComputeOptions(is_flash=True, sizes=lambda *_: (2, 4), is_alone=True)
 """Nearly as on a GPU with `--deterministic`: its steps hold fewer rows than are known."""
 
 
@@ -39,7 +39,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[ModelRunner, ModelRunner]:
     torch.set_num_threads(1)  # As `DuplexModel.load` does: threads that wait cost most.
     parts = load_parts(load_config(TINY / "config.json"), TINY)
     with flash_on_cpu(), torch.inference_mode():
-        one, other = (ModelRunner(parts, None, 2, means=request.param) for _ in range(2))
+        one, other = (ModelRunner(parts, None, 2, options=request.param) for _ in range(2))
     return one, other
 
 
@@ -64,9 +64,9 @@ def test_known_rows_have_the_bits_of_rows_one_by_one(
         speaks = [Speak(slot=1, start=begin + at, rows=rows) for at, rows in enumerate(noise(128))]
         for runner in machines:
             runner.compute([Feed(slot=0, start=0, rows=torch.cat(noise(192)))])
-        company = InTurn(works=[Feed(slot=0, start=COUNT, rows=noise(192)[0])])
-        made = machines[0].compute([company, InTurn(works=feeds)])[1]
-        said = machines[0].compute([InTurn(works=speaks)])[0]
+        company = KnownRows(works=[Feed(slot=0, start=COUNT, rows=noise(192)[0])])
+        made = machines[0].compute([company, KnownRows(works=feeds)])[1]
+        said = machines[0].compute([KnownRows(works=speaks)])[0]
         wanted = [machines[1].compute([work])[0] for work in feeds]
         heard = [machines[1].compute([work])[0] for work in speaks]
     for one, other in zip(made, wanted, strict=True):
@@ -106,7 +106,7 @@ def test_a_unit_that_is_run_again_asks_once_for_its_tokens_and_once_for_its_code
         alone(again.rebuild(voiced, exact=True, is_last=True), compute)
     again.release()
     assert sum(len(one.result.codec_ids) for one in past) > COUNT
-    known = [work for work in asked if isinstance(work, InTurn)]
+    known = [work for work in asked if isinstance(work, KnownRows)]
     fed = [one.result for one in past if one.result.fed_ids]
     spoken = [one.result for one in past if one.result.codec_ids]
     assert len(known) == len(fed) + len(spoken)
@@ -122,7 +122,7 @@ def test_ids_that_are_not_those_recorded_are_refused(ids: tuple[int, ...], most:
         raise AssertionError("nothing is computed")
 
     with pytest.raises(ValueError, match="other ids than recorded"):
-        next(Known(ids, work, most).ask(3))
+        next(KnownIds(ids, work, most).ask(3))
 
 
 @pytest.mark.parametrize("code", [-1, 10**6])

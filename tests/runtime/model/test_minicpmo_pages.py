@@ -20,13 +20,13 @@ from protocol.values import events as ev
 from runtime.model.backends.base import BackendError, ContextFull, HeldModel, failure_of
 from runtime.model.backends.minicpmo import attention, runner
 from runtime.model.backends.minicpmo.attention import KvSlots, Row, SlotCache
-from runtime.model.backends.minicpmo.batched import ON_CPU, Means
+from runtime.model.backends.minicpmo.batched import ON_CPU, ComputeOptions
 from runtime.model.backends.minicpmo.checkpoint import load_parts
 from runtime.model.backends.minicpmo.config import load_config
 from runtime.model.backends.minicpmo.logits import CodeLogits
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.runner import ModelRunner
-from runtime.model.backends.minicpmo.work import Fed, Feed, Speak
+from runtime.model.backends.minicpmo.work import Feed, LlmOutput, Speak
 from runtime.model.engine.backend import EngineBackend
 from runtime.session.model_calls import try_to_open
 from tests.bench.pages import ROW_BYTES, Run, model_of
@@ -324,15 +324,17 @@ async def test_an_opening_that_finds_no_memory_may_be_tried_again(folder: Path) 
 
 
 @pytest.mark.parametrize(
-    "means", [ON_CPU, Means(is_flash=True, sizes=lambda *_: (2, SLOTS))], ids=["cpu", "gpu"]
+    "options",
+    [ON_CPU, ComputeOptions(is_flash=True, sizes=lambda *_: (2, SLOTS))],
+    ids=["cpu", "gpu"],
 )
-def test_a_batch_gives_the_same_in_shared_memory(folder: Path, means: Means) -> None:
+def test_a_batch_gives_the_same_in_shared_memory(folder: Path, options: ComputeOptions) -> None:
     """A session would read where another one is now."""
     config = load_config(folder / "config.json")
     with flash_on_cpu():
         machines = [
             ModelRunner(
-                load_parts(config, folder), None, SLOTS, means=means, context_percent=percent
+                load_parts(config, folder), None, SLOTS, options=options, context_percent=percent
             )
             for percent in (100, 70)
         ]
@@ -350,8 +352,8 @@ def test_a_batch_gives_the_same_in_shared_memory(folder: Path, means: Means) -> 
             ends = [end + count for end, count in zip(ends, counts, strict=True)]
 
 
-def numbers(answer: Fed | CodeLogits) -> Tensor:
-    return answer.hidden if isinstance(answer, Fed) else answer.whole()
+def numbers(answer: LlmOutput | CodeLogits) -> Tensor:
+    return answer.hidden if isinstance(answer, LlmOutput) else answer.whole()
 
 
 def test_a_turn_s_speech_is_given_back_when_it_is_over(folder: Path) -> None:

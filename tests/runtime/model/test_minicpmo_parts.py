@@ -13,13 +13,13 @@ from transformers import WhisperFeatureExtractor
 
 from protocol.values.model import UNIT_SAMPLES
 from runtime.model.backends.minicpmo.attention import KvSlots, Row, SlotCache, attend_whole
-from runtime.model.backends.minicpmo.audio import BUFFER_DROP, Hearing, MelCarry, MelFrontEnd
+from runtime.model.backends.minicpmo.audio import BUFFER_DROP, EncodeAudio, MelCarry, MelFrontEnd
 from runtime.model.backends.minicpmo.checkpoint import CODES_A_UNIT, Parts
 from runtime.model.backends.minicpmo.config import UNIT_FRAMES
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.runner import ModelRunner, rows_are_independent
 from runtime.model.backends.minicpmo.vision import Slicing, patch_places, places_2d
-from runtime.model.backends.minicpmo.work import Feed, See, Speak
+from runtime.model.backends.minicpmo.work import EncodeImage, Feed, Speak
 from tests.models import random_model
 from tests.models.random_model import FEW_UNITS, SLIDING
 
@@ -64,8 +64,8 @@ def test_slots_attend_as_the_whole_sequence_does(window: int | None) -> None:
         rows = [Row(slot=3, start=at), Row(slot=1, start=at)]
         cache = SlotCache(store, rows, count, groups)
         part = slice(at, at + count)
-        reaches, _ = cache.update(key[:, :, part], value[:, :, part], 0)
-        pieces.append(reaches.attend(query[:, :, part], 0.3))
+        views, _ = cache.update(key[:, :, part], value[:, :, part], 0)
+        pieces.append(views.attend(query[:, :, part], 0.3))
         at += count
     torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=1e-5, atol=1e-6)
     assert not store.keys[:, [0, 2]].any()
@@ -75,8 +75,8 @@ def test_padding_writes_nothing_and_sees_nothing() -> None:
     """A slot would be overwritten by rows that belong to nobody (B8)."""
     store = KvSlots(layers=1, slots=2, heads=1, capacity=8, width=4)
     cache = SlotCache(store, [Row(slot=1, start=0)], 2, groups=1)
-    reaches, _ = cache.update(noise(3, 1, 2, 4), noise(3, 1, 2, 4), 0)
-    out = reaches.attend(noise(3, 1, 2, 4), 1.0)
+    views, _ = cache.update(noise(3, 1, 2, 4), noise(3, 1, 2, 4), 0)
+    out = views.attend(noise(3, 1, 2, 4), 1.0)
     assert not store.keys[:, 0].any()
     assert out[0].any()
     assert not out[1:].any()
@@ -203,8 +203,8 @@ def test_the_encoder_streams_what_it_was_trained_on(runner: ModelRunner, parts: 
     frames, _ = stream(parts.front_end, pcm)
     rows = []
     for index, mel in enumerate(frames):
-        hearing = Hearing(mel=mel, slot=1, units=index % 7)
-        (heard,) = runner.compute([hearing])
+        request = EncodeAudio(mel=mel, slot=1, units=index % 7)
+        (heard,) = runner.compute([request])
         assert heard.shape == (10, 192)
         rows.append(heard)
     with torch.inference_mode():
@@ -214,12 +214,12 @@ def test_the_encoder_streams_what_it_was_trained_on(runner: ModelRunner, parts: 
 
 def test_units_heard_together_have_the_bits_of_one_alone(runner: ModelRunner) -> None:
     """What a caller says would be heard otherwise on a full server (B8)."""
-    hearings = [
-        Hearing(mel=noise(80, 102 if slot == 0 else 104, seed=slot), slot=slot, units=slot)
+    requests = [
+        EncodeAudio(mel=noise(80, 102 if slot == 0 else 104, seed=slot), slot=slot, units=slot)
         for slot in range(3)
     ]
-    one_by_one = [runner.compute([hearing])[0] for hearing in hearings]
-    together = runner.compute(hearings)
+    one_by_one = [runner.compute([request])[0] for request in requests]
+    together = runner.compute(requests)
     assert all(map(torch.equal, together, one_by_one))
 
 
@@ -279,7 +279,7 @@ def test_a_slice_of_any_shape_is_sixty_four_embeddings(
 ) -> None:
     """A frame of another size would break the context's count."""
     picture = noise(3, *size).clamp(-1, 1)
-    once, again = runner.compute([See(picture=picture), See(picture=picture)])
+    once, again = runner.compute([EncodeImage(picture=picture), EncodeImage(picture=picture)])
     assert once.shape == (64, 192)
     assert torch.equal(once, again)
 

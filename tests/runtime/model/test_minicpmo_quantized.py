@@ -20,7 +20,7 @@ from runtime.model.backends.minicpmo import quantized as module
 from runtime.model.backends.minicpmo.attention import Row, spans_of
 from runtime.model.backends.minicpmo.checkpoint import WEIGHTS, CheckpointError, load_parts
 from runtime.model.backends.minicpmo.config import load_config
-from runtime.model.backends.minicpmo.decoder import FusedDecoder, Operators, Stock
+from runtime.model.backends.minicpmo.decoder import FusedDecoder, Operators, StockDecoder
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.quantized import (
     FILES,
@@ -155,7 +155,7 @@ def test_a_gpu_s_pass_computes_the_same(folders: Folders) -> None:
     for folder in (quantised, plain):
         model = DuplexModel.load(folder, slots=2)
         parts, store = model.runner.parts, model.runner.llm
-        stock = Stock(name="t", model=parts.llm.model, head=parts.llm.lm_head, store=store)
+        stock = StockDecoder(name="t", model=parts.llm.model, head=parts.llm.lm_head, store=store)
         with flash_on_cpu(), torch.inference_mode():
             x = torch.randn(2, 3, 192, generator=torch.Generator().manual_seed(1))
             spans = spans_of(store, [Row(slot=0, start=0), Row(slot=1, start=0)], 3)

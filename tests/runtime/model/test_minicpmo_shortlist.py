@@ -31,7 +31,7 @@ from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.sampling import (
     DOUBT,
     Candidates,
-    Mass,
+    CdfInterval,
     TooShortError,
     decide,
     decide_chat,
@@ -281,10 +281,10 @@ def test_ids_that_are_not_listed_can_be_forbidden() -> None:
 
 def test_a_draw_near_a_border_is_not_settled() -> None:
     """A chunk would end by how a sum was rounded."""
-    mass = Mass(index=2, start=0.25, stop=0.5)
+    interval = CdfInterval(index=2, start=0.25, stop=0.5)
 
     def drawn(draw: float, index: int = 2) -> bool:
-        return short([1.0, 1.0], 0.0, mass=mass).is_drawn(index, draw)
+        return short([1.0, 1.0], 0.0, interval=interval).is_drawn(index, draw)
 
     assert [drawn(draw) for draw in (0.1, 0.249, 0.251, 0.499, 0.501)] == [
         *(False, False, True, True, False)
@@ -294,7 +294,7 @@ def test_a_draw_near_a_border_is_not_settled() -> None:
             drawn(draw)
     with pytest.raises(TooShortError):
         drawn(0.3, index=0)
-    changed = short([1.0, 1.0], 0.0, mass=mass)
+    changed = short([1.0, 1.0], 0.0, interval=interval)
     changed.change((0,), lambda values: values * 2)
     with pytest.raises(TooShortError):
         changed.is_drawn(2, 0.3)

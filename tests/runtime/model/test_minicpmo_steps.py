@@ -23,26 +23,26 @@ from torch.utils._pytree import tree_leaves
 from protocol.values.model import UNIT_SAMPLES, DuplexConfig, Opening, Unit, UnitResult, Voice
 from runtime.model.backends.base import DeviceLost
 from runtime.model.backends.minicpmo.attention import Row
-from runtime.model.backends.minicpmo.audio import Hearing
+from runtime.model.backends.minicpmo.audio import EncodeAudio
 from runtime.model.backends.minicpmo.batched import (
     NUMBERS_MAX,
     ROWS_MIN,
     Batched,
-    Means,
+    ComputeOptions,
     Network,
     Step,
     Stepper,
     batched,
     batches,
-    means_on,
+    options_for,
 )
 from runtime.model.backends.minicpmo.checkpoint import build_parts, load_parts
 from runtime.model.backends.minicpmo.config import load_config
-from runtime.model.backends.minicpmo.decoder import RowByRow, Stock, Together
+from runtime.model.backends.minicpmo.decoder import BatchedDecoder, RowByRowDecoder, StockDecoder
 from runtime.model.backends.minicpmo.device import send
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.runner import ModelRunner, network_of
-from runtime.model.backends.minicpmo.work import Feed, Recall, See, Speak
+from runtime.model.backends.minicpmo.work import EncodeImage, EncodeReference, Feed, Speak
 from tests.bench.tiny.staging import known_phrases, stage_phrase
 from tests.gpu.steps import Bench, measure
 from tests.models.blocking import open_session
@@ -52,7 +52,7 @@ FIXTURES = Path(__file__).parents[3] / "fixtures"
 HELDOUT = FIXTURES / "speech" / "heldout"
 SLOTS = 3
 UNIT_ROWS = 11
-MEANS = Means(is_flash=True, sizes=lambda *_: (2, SLOTS))
+OPTIONS = ComputeOptions(is_flash=True, sizes=lambda *_: (2, SLOTS))
 """As on a GPU, with few sizes."""
 
 
@@ -78,7 +78,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> DuplexModel:
 def stepping(model: DuplexModel) -> DuplexModel:
     """The same weights, computed as on a GPU."""
     parts = load_parts(model.runner.config, FIXTURES / "tiny")
-    runner = ModelRunner(parts, model.runner.vocoder, SLOTS, means=MEANS)
+    runner = ModelRunner(parts, model.runner.vocoder, SLOTS, options=OPTIONS)
     return DuplexModel.of(runner, model.tokens, {})
 
 
@@ -118,7 +118,7 @@ def test_a_step_gives_what_rows_by_themselves_give(
 ) -> None:
     """On a GPU sessions would say other things than on a CPU."""
     llm = machines[1]._llm
-    assert isinstance(llm, Together)
+    assert isinstance(llm, BatchedDecoder)
     assert llm.batched.steps is not None
     length = llm.batched.steps.length_of(count, 600)
     assert length == {5: UNIT_ROWS, 80: None}.get(count, count)
@@ -153,7 +153,8 @@ def test_codes_and_sound_go_the_same_way(machines: tuple[ModelRunner, ModelRunne
         for one, other in zip(plain, stepped, strict=True):
             assert_near(one.whole(), other.whole())
         hears = [
-            Hearing(mel=noise(80, 104, seed=step + slot), slot=slot, units=step) for slot in (0, 2)
+            EncodeAudio(mel=noise(80, 104, seed=step + slot), slot=slot, units=step)
+            for slot in (0, 2)
         ]
         plain, stepped = (runner.compute(hears) for runner in machines)
         for one, other in zip(plain, stepped, strict=True):
@@ -181,10 +182,13 @@ def test_pictures_of_one_shape_are_seen_together(machines: tuple[ModelRunner, Mo
     """Each session's picture would wait for those of all others."""
     sizes = ((112, 112), (112, 112), (84, 154))
     sees = [
-        See(picture=noise(3, *size, seed=place), is_alone=False) for place, size in enumerate(sizes)
+        EncodeImage(picture=noise(3, *size, seed=place), is_alone=False)
+        for place, size in enumerate(sizes)
     ]
     assert sees[0].bucket == sees[1].bucket != sees[2].bucket
-    assert See(picture=sees[0].picture).bucket != See(picture=sees[0].picture).bucket
+    assert (
+        EncodeImage(picture=sees[0].picture).bucket != EncodeImage(picture=sees[0].picture).bucket
+    )
     together = machines[1].compute(sees[:2])
     for see, seen in zip(sees, together, strict=False):
         assert_near(machines[0].compute([see])[0], seen)
@@ -194,8 +198,8 @@ def test_more_sessions_than_a_step_holds_go_in_several(model: DuplexModel) -> No
     """Where steps are not exact they are of one session; the others would be left out."""
     parts, results = model.runner.parts, []
     for size in (1, SLOTS):
-        means = Means(is_flash=True, is_alone=True, sizes=lambda *_, size=size: (size,))
-        runner = ModelRunner(parts, None, SLOTS, means=means)
+        options = ComputeOptions(is_flash=True, is_alone=True, sizes=lambda *_, size=size: (size,))
+        runner = ModelRunner(parts, None, SLOTS, options=options)
         rows = [noise(2, 192, seed=slot) for slot in range(SLOTS)]
         places = [Row(slot=slot, start=4 + slot) for slot in range(SLOTS)]
         with torch.inference_mode():
@@ -242,7 +246,7 @@ class Capturing(TorchDispatchMode):
 @pytest.mark.parametrize("length", [1, UNIT_ROWS])
 def test_a_step_can_be_captured(model: DuplexModel, length: int) -> None:
     """A GPU would refuse it, and every server with one would launch kernel by kernel."""
-    runner = ModelRunner(model.runner.parts, None, 2, means=MEANS)
+    runner = ModelRunner(model.runner.parts, None, 2, options=OPTIONS)
     for network in networks(runner):
         step = Step(network, 2, length)
         with torch.inference_mode(), flash_on_cpu(unread), Capturing() as capturing:
@@ -276,8 +280,8 @@ def test_in_half_precision_all_lies_on_the_device(dtype: torch.dtype, is_flash: 
     """
     device = torch.device("meta")
     parts = build_parts(load_config(FIXTURES / "tiny" / "config.json"), dtype, device)
-    runner = ModelRunner(parts, None, SLOTS, means=Means(is_flash=is_flash))
-    assert runner.means.is_flash == is_flash
+    runner = ModelRunner(parts, None, SLOTS, options=ComputeOptions(is_flash=is_flash))
+    assert runner.options.is_flash == is_flash
     feeds = [Feed(slot=slot, start=9, rows=parts.embed(range(13))) for slot in (0, 1)]
     speaks = [Speak(slot=2, start=0, rows=parts.tts.opening([(3, parts.embed((1,))[0])]))]
     with torch.inference_mode():
@@ -290,9 +294,9 @@ def test_in_half_precision_all_lies_on_the_device(dtype: torch.dtype, is_flash: 
     for hidden, logits in found:
         assert (hidden.dtype, logits.dtype) == (dtype, torch.float32)
     for request in (
-        See(picture=torch.zeros(3, 448, 448)),
-        Hearing(mel=torch.zeros(80, 104), slot=0, units=3),
-        Recall(pcm=torch.zeros(16_000)),
+        EncodeImage(picture=torch.zeros(3, 448, 448)),
+        EncodeAudio(mel=torch.zeros(80, 104), slot=0, units=3),
+        EncodeReference(pcm=torch.zeros(16_000)),
     ):
         (rows,) = runner.compute([request])
         assert (rows.dtype, rows.device) == (dtype, device)
@@ -346,7 +350,7 @@ def test_what_is_run_first_on_a_gpu_runs(
     clock = Bench.clock
     monkeypatch.setattr(Bench, "clock", lambda *args: clock(*args[:3], count=1))
     found: dict[str, object] = {}
-    runner = ModelRunner(model.runner.parts, None, SLOTS, means=MEANS)
+    runner = ModelRunner(model.runner.parts, None, SLOTS, options=OPTIONS)
     measure(runner, lambda name, value: found.update({name: value}))
     off = [value for name, value in found.items() if name.endswith("off by")]
     assert len(off) == 2 * (4 + 2)  # Four lengths for tokens and two for codes, of 1 and of 3.
@@ -369,7 +373,7 @@ def test_a_log_tells_how_each_decoder_attends(
         made(self, network, *args)
 
     monkeypatch.setattr(Stepper, "__init__", tokens_alone)
-    runner = ModelRunner(parts, None, SLOTS, means=MEANS)
+    runner = ModelRunner(parts, None, SLOTS, options=OPTIONS)
     steps = ", ".join(f"{length} x 2/3" for length in (1, 2, UNIT_ROWS, 77))
     assert runner.attention == f"flash; tokens by torch in steps of {steps}; codes by torch; sound"
     assert not torch.backends.cuda.cudnn_sdp_enabled()
@@ -384,7 +388,7 @@ def test_where_no_step_can_be_made_all_goes_without(
         raise RuntimeError("no kernel image")
 
     monkeypatch.setattr(Step, "__init__", broken)
-    runner = ModelRunner(model.runner.parts, None, 1, means=MEANS)
+    runner = ModelRunner(model.runner.parts, None, 1, options=OPTIONS)
     assert runner.attention == "flash; tokens by torch; codes by torch; sound"
     (fed,) = runner.compute([Feed(slot=0, start=0, rows=noise(1, 192, seed=0))])
     model.runner.clear(0)
@@ -403,7 +407,7 @@ def test_without_its_kernel_rows_are_attended_one_by_one(
 ) -> None:
     """An older GPU, or one that computes in float32, would fail each unit."""
     with flash_on_cpu(refused):
-        runner = ModelRunner(model.runner.parts, None, 1, means=MEANS)
+        runner = ModelRunner(model.runner.parts, None, 1, options=OPTIONS)
     assert runner.attention == "sdpa, row by row"
     assert "no flash attention here" in caplog.text
     works = [Feed(slot=0, start=0, rows=noise(4, 192, seed=0))]
@@ -416,13 +420,13 @@ def test_a_cpu_has_no_steps(model: DuplexModel) -> None:
     """Its bits would be others, and logs of before not be replayed."""
     assert model.runner.attention == "sdpa, row by row"
     for exact in (False, True):
-        means = means_on(torch.device("cpu"), 8, exact=exact)
-        assert means is model.runner.means
+        options = options_for(torch.device("cpu"), 8, exact=exact)
+        assert options is model.runner.options
 
 
 # -- exactness -----------------------------------------------------------------------------------
 
-EXACT = Means(is_flash=True, sizes=lambda *_: (ROWS_MIN,), is_alone=True)
+EXACT = ComputeOptions(is_flash=True, sizes=lambda *_: (ROWS_MIN,), is_alone=True)
 """As on a GPU that is to be exact. Steps are wide enough that on a CPU a row's bits are its own."""
 
 
@@ -432,7 +436,7 @@ def exact(model: DuplexModel) -> Callable[[int], ModelRunner]:
 
     @functools.cache
     def make(slots: int) -> ModelRunner:
-        runner = ModelRunner(model.runner.parts, model.runner.vocoder, slots, means=EXACT)
+        runner = ModelRunner(model.runner.parts, model.runner.vocoder, slots, options=EXACT)
         assert not runner.llm.keys.any()  # What was tried is gone.
         assert runner.llm._written == [0] * slots
         return runner
@@ -459,7 +463,9 @@ def test_an_exact_machine_gives_each_session_its_own(exact: Callable[[int], Mode
             (own,) = runner.compute([work])
             assert torch.equal(own.hidden, fed.hidden)
             assert torch.equal(own.logits.whole(), fed.logits.whole())
-    hears = [Hearing(mel=noise(80, 104, seed=slot), slot=slot, units=1) for slot in range(SLOTS)]
+    hears = [
+        EncodeAudio(mel=noise(80, 104, seed=slot), slot=slot, units=1) for slot in range(SLOTS)
+    ]
     for hear, heard in zip(hears, runner.compute(hears), strict=True):
         assert torch.equal(runner.compute([hear])[0], heard)
     for slot in range(SLOTS):
@@ -492,8 +498,8 @@ def decoder_unlike(model: DuplexModel, what: str, slots: int = SLOTS) -> Batched
         }
         return logits + more[what] * 1e-3
 
-    store = ModelRunner(parts, None, slots, means=Means(is_flash=True)).llm
-    stock = Stock(name="tokens", model=parts.llm.model, head=head, store=store)
+    store = ModelRunner(parts, None, slots, options=ComputeOptions(is_flash=True)).llm
+    stock = StockDecoder(name="tokens", model=parts.llm.model, head=head, store=store)
     return batched(network_of(stock), EXACT, (1, 2))
 
 
@@ -529,9 +535,9 @@ def test_a_neighbour_who_has_said_more_is_found_out(model: DuplexModel) -> None:
         out, *rest = forward(*args, **options)
         return out + options["seqused_k"].max() * 1e-3, *rest
 
-    means = attrs.evolve(EXACT, sizes=lambda *_: (SLOTS,))
+    options = attrs.evolve(EXACT, sizes=lambda *_: (SLOTS,))
     with flash_on_cpu(by_longest):
-        runner = ModelRunner(model.runner.parts, None, SLOTS, means=means)
+        runner = ModelRunner(model.runner.parts, None, SLOTS, options=options)
     steps = steps_of(runner)
     assert set(steps.sizes.values()) == {(1,)}
     starts = {place.start for place in steps._spread(1, SLOTS)}
@@ -552,7 +558,7 @@ def test_what_differs_from_slot_to_slot_is_never_exact(model: DuplexModel) -> No
         return out + begins.repeat_interleave(len(out) // len(begins))[:, None, None], *rest
 
     with flash_on_cpu(by_slot):
-        assert not ModelRunner(model.runner.parts, None, SLOTS, means=EXACT).is_exact
+        assert not ModelRunner(model.runner.parts, None, SLOTS, options=EXACT).is_exact
 
 
 def test_a_gpu_that_is_lost_is_said_to_be(
@@ -566,7 +572,7 @@ def test_a_gpu_that_is_lost_is_said_to_be(
         raise torch.AcceleratorError(text)
 
     works = [Feed(slot=0, start=0, rows=noise(1, 192, seed=0))]
-    monkeypatch.setattr(RowByRow, "run", lost)
+    monkeypatch.setattr(RowByRowDecoder, "run", lost)
     with pytest.raises(DeviceLost, match=r"GPU is lost to this process \(CUDA error: an illegal"):
         runner.compute(works)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)

@@ -14,7 +14,7 @@ from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
 from protocol.values.model import SlidingWindow
 from runtime.model.backends.base import BackendError, ContextFull
-from runtime.model.backends.minicpmo.audio import Hearing
+from runtime.model.backends.minicpmo.audio import EncodeAudio
 from runtime.model.backends.minicpmo.config import UNIT_FRAMES
 from runtime.model.backends.minicpmo.model import DuplexModel
 from runtime.model.backends.minicpmo.runner import ModelRunner
@@ -310,7 +310,7 @@ def test_rollback_is_exact_where_starting_over_failed_midway(
 
     def compute(works: list[Work]) -> list[Any]:
         answers = runner.compute(works)
-        if isinstance(works[0], Hearing):
+        if isinstance(works[0], EncodeAudio):
             raise RuntimeError("the device failed")
         return answers
 
@@ -355,7 +355,7 @@ def test_the_encoder_forgets_after_twenty_nine_units(
     compute = runner.compute
 
     def watched(works: list[Work]) -> list[Any]:
-        starts.extend(work.units for work in works if isinstance(work, Hearing))
+        starts.extend(work.units for work in works if isinstance(work, EncodeAudio))
         return compute(works)
 
     session = open_session(model, opening(3, force_listen_count=100))

@@ -177,8 +177,8 @@ def bits(runner: ModelRunner, slot: int, state: SessionState) -> list[torch.Tens
 
 def plain(state: SessionState) -> tuple[object, ...]:
     """All of a state that can be compared with `==`; the vocoder's is compared by its sound."""
-    voicing = state.speech.voicing
-    buffer = None if voicing is None else voicing.buffer
+    vocoder_buffer = state.speech.vocoder_buffer
+    buffer = None if vocoder_buffer is None else vocoder_buffer.buffer
     return (
         *(state.layout, state.length, state.audio_units, state.history, state.turn_open),
         *(state.text_ids, state.has_seen, state.silent_state),

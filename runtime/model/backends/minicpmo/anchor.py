@@ -38,7 +38,7 @@ from protocol.values.limits import CHAT_TEXT_CHARS_MAX
 
 from ..base import BackendError, BackendRefused, ContextFull
 from ..streams import Anchoring, Extended, FinishReason, Part, Sampled, SamplingParams, TokenIds
-from .audio import Hearing, MelCarry, samples_of
+from .audio import EncodeAudio, MelCarry, samples_of
 from .chat_prompt import Words
 from .config import ModelConfig
 from .runner import InSlot, ModelRunner
@@ -46,11 +46,11 @@ from .sampling import Candidates, decide_plain, draws
 from .state import EMBEDDED, feed_blocks
 from .tokens import TextStream, Tokens
 from .vision import Slicing, read_jpeg
-from .work import Fed, See, Steps
+from .work import EncodeImage, LlmOutput, Steps
 
 # -- the prompt of a chunk ----------------------------------------------------------------------
 
-Piece = Words | See | Tensor
+Piece = Words | EncodeImage | Tensor
 """Ids, the request for a slice of a picture, or a second of sound, (16000,)."""
 
 
@@ -131,7 +131,7 @@ class ChunkPrompt:
             raise BackendRefused(f"{path} cannot be decoded") from error
         for index, picture in enumerate(cutter.cut(pixels, self.slices_max)):
             begin, end = (ids.slice_, ids.slice_end) if index else (ids.image, ids.image_end)
-            self.pieces += (Words(ids=(begin,)), See(picture=picture), Words(ids=(end,)))
+            self.pieces += (Words(ids=(begin,)), EncodeImage(picture=picture), Words(ids=(end,)))
 
 
 # -- the request --------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ class Anchor(InSlot):
                 rows.append(embed(piece.ids))
                 fed += piece.ids
                 continue
-            if isinstance(piece, See):
+            if isinstance(piece, EncodeImage):
                 rows.append((yield piece))  # (64, width)
             else:
                 rows.append((yield from self._encode_sound(piece)))  # (10, width)
@@ -269,17 +269,17 @@ class Anchor(InSlot):
         mel, self._mel = parts.front_end.next_frames(pcm, self._mel)
         units = 0 if self._audio_units == parts.config.audio.units else self._audio_units
         self._audio_units = units + 1
-        embeddings: Tensor = yield Hearing(mel=mel, slot=self._slot, units=units)
+        embeddings: Tensor = yield EncodeAudio(mel=mel, slot=self._slot, units=units)
         return embeddings
 
-    def _feed(self, rows: Tensor) -> Steps[Fed]:
+    def _feed(self, rows: Tensor) -> Steps[LlmOutput]:
         """Feed rows after the slot's content; return the output of the last."""
         fed = yield from feed_blocks(self._slot, self.length, rows, self._require_uncut)
         self.length += len(rows)
         return fed
 
     def _sample(
-        self, fed: Fed, params: SamplingParams, emit: Emit, prompt_tokens: int
+        self, fed: LlmOutput, params: SamplingParams, emit: Emit, prompt_tokens: int
     ) -> Steps[tuple[tuple[int, ...], FinishReason]]:
         """Sample until a finish reason; all tokens but the last are fed."""
         sampled, computed = list[int](), prompt_tokens
@@ -304,7 +304,7 @@ class Anchor(InSlot):
             fed, computed = (yield from self._feed(self._runner.parts.embed((token,)))), 1
         raise AssertionError("the last token has a reason")
 
-    def _decide(self, fed: Fed, draw: float, params: SamplingParams) -> int:
+    def _decide(self, fed: LlmOutput, draw: float, params: SamplingParams) -> int:
         def rule(logits: Candidates) -> int:
             return decide_plain(logits, draw, self._tokens.size, self._forbidden, params)
 

@@ -34,7 +34,7 @@ PAGE: Final = 256
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Kept:
+class KvCopy:
     """A copy of some positions of a slot; keys and values are (layers, heads, T, width)."""
 
     keys: Tensor
@@ -192,17 +192,17 @@ class KvSlots:
                 layer[:, before : before + count].zero_()
                 layer[:, begin : begin + count].copy_(kept)
 
-    def take(self, slot: int, start: int, stop: int) -> Kept:
+    def take(self, slot: int, start: int, stop: int) -> KvCopy:
         """Copy positions `start` to `stop` of a slot."""
         keys, values = (part.clone() for part in self._parts(slot, start, stop))
-        return Kept(keys=keys, values=values)
+        return KvCopy(keys=keys, values=values)
 
     def _parts(self, slot: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
         begin = self._begins[slot]
         keys, values = (flat[:, :, begin + start : begin + stop] for flat in self._flat)
         return keys, values
 
-    def put(self, slot: int, start: int, kept: Kept) -> None:
+    def put(self, slot: int, start: int, kept: KvCopy) -> None:
         """Write copied positions, from `start` on."""
         end = start + kept.keys.shape[2]
         self.reach(slot, end)
@@ -255,7 +255,7 @@ class Places:
 
 
 @attrs.frozen(eq=False)
-class Reach:
+class KvView:
     """What one row of a forward pass sees in one layer.
 
     Attributes:
@@ -269,20 +269,20 @@ class Reach:
 
 
 @attrs.frozen(eq=False)
-class Reaches:
+class KvViews:
     """What each real row sees, in batch order; further rows are padding."""
 
-    rows: Sequence[Reach]
+    rows: Sequence[KvView]
 
     def attend(self, query: Tensor, scale: float) -> Tensor:
         """Attend row by row; zero for padding."""
         b, h, t, d = query.shape
         out = query.new_zeros(b, h, t, d)
-        for index, reach in enumerate(self.rows):
-            k = reach.keys.shape[0]
+        for index, view in enumerate(self.rows):
+            k = view.keys.shape[0]
             folded = query[index].reshape(1, k, h // k * t, d)  # A group's queries go into T.
             seen = F.scaled_dot_product_attention(
-                folded, reach.keys[None], reach.values[None], attn_mask=reach.mask, scale=scale
+                folded, view.keys[None], view.values[None], attn_mask=view.mask, scale=scale
             )
             out[index] = seen.reshape(h, t, d)
         return out.transpose(1, 2)
@@ -332,16 +332,16 @@ class SlotCache:
 
     def update(
         self, key: Tensor, value: Tensor, layer_idx: int, *_args: object, **_kwargs: object
-    ) -> tuple[Reaches, None]:
+    ) -> tuple[KvViews, None]:
         """Write rotated keys and values (B, K, T, D); return what each real row sees, and None."""
         real = len(self._rows)
         self._store.write(layer_idx, self._places, key[:real], value[:real])
         keys, values = self._store.heads(layer_idx)
-        reaches = []
+        views = []
         for row, (low, end, mask) in zip(self._rows, self._spans, strict=True):
             seen = slice(self._store.place(row.slot, low), self._store.place(row.slot, end))
-            reaches.append(Reach(keys[:, seen], values[:, seen], mask))
-        return Reaches(reaches), None
+            views.append(KvView(keys[:, seen], values[:, seen], mask))
+        return KvViews(views), None
 
 
 def attend_whole(
@@ -486,7 +486,7 @@ def spans_of(store: KvSlots, rows: Sequence[Row], count: int, *, causal: bool = 
 
 
 @attrs.frozen(eq=False)
-class Spanned:
+class SpanView:
     """What all rows of a forward pass see in one layer."""
 
     keys: Tensor
@@ -506,15 +506,15 @@ class SpanCache:
     def __init__(self, store: KvSlots, spans: Spans) -> None:
         self._store, self._spans = store, spans
 
-    def update(self, key: Tensor, value: Tensor, layer_idx: int, /) -> tuple[Spanned, None]:
+    def update(self, key: Tensor, value: Tensor, layer_idx: int, /) -> tuple[SpanView, None]:
         """Write a layer's new keys and values, (B, K, T, D); return what the rows see."""
         keys, values = self._store.layer(layer_idx)
         for target, new in ((keys, key), (values, value)):
             target[self._spans.places.flat] = new.transpose(1, 2).flatten(0, 1)
-        return Spanned(keys, values, self._spans), None
+        return SpanView(keys, values, self._spans), None
 
 
-Seen = Reaches | Spanned
+Seen = KvViews | SpanView
 """The keys and values that the rows of a forward pass see in one layer."""
 Cache = SlotCache | SpanCache
 """The cache of one forward pass; stock models require more methods, but never call them."""

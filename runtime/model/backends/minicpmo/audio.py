@@ -220,7 +220,7 @@ class AudioLayer(nn.Module):
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Hearing:
+class EncodeAudio:
     """One unit's frames of one session: a request, answered by their embeddings, (10, width).
 
     Attributes:
@@ -267,28 +267,28 @@ class AudioEncoder(nn.Module):
         x = F.gelu(self.conv2(x)).transpose(1, 2)  # (B, context / 2 + 50 * U + 1, width)
         return x[:, context // 2 : -(CONTEXT // 2)]
 
-    def frames(self, hearings: Sequence[Hearing], *, together: bool = False) -> list[Tensor]:
+    def frames(self, requests: Sequence[EncodeAudio], *, together: bool = False) -> list[Tensor]:
         """One unit of each session as the first block takes it, (50, width) each.
 
         `together`: convolve those of one length together.
         """
-        contexts = [item.mel.shape[1] - 2 * UNIT_FRAMES - CONTEXT for item in hearings]
+        contexts = [item.mel.shape[1] - 2 * UNIT_FRAMES - CONTEXT for item in requests]
         if together and len(set(contexts)) == 1:
-            mels = torch.stack([item.mel for item in hearings])
+            mels = torch.stack([item.mel for item in requests])
             convolved = list(self.convolve(mels, contexts[0]))
         else:
-            pairs = zip(hearings, contexts, strict=True)
+            pairs = zip(requests, contexts, strict=True)
             convolved = [self.convolve(item.mel[None], context)[0] for item, context in pairs]
         table = self.embed_positions.weight
         return [
             rows + table[item.row.start : item.row.start + UNIT_FRAMES]
-            for rows, item in zip(convolved, hearings, strict=True)
+            for rows, item in zip(convolved, requests, strict=True)
         ]
 
-    def encode_units(self, hearings: Sequence[Hearing], store: KvSlots) -> Tensor:
+    def encode_units(self, requests: Sequence[EncodeAudio], store: KvSlots) -> Tensor:
         """Encode one unit of each session into (B, 50, width), appending its keys to the slot."""
-        x = torch.stack(self.frames(hearings))
-        cache = SlotCache(store, [item.row for item in hearings], UNIT_FRAMES, 1, causal=False)
+        x = torch.stack(self.frames(requests))
+        cache = SlotCache(store, [item.row for item in requests], UNIT_FRAMES, 1, causal=False)
         return self.encode(x, cache)
 
     def encode(self, x: Tensor, cache: Cache) -> Tensor:
@@ -327,7 +327,7 @@ class AudioEncoder(nn.Module):
         return out
 
 
-class HearingNetwork:
+class AudioNetwork:
     """The encoder's pass for many sessions, and the projection; see `batched.Network`."""
 
     is_causal = False

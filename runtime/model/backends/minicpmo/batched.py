@@ -9,9 +9,9 @@ with positions that are not seen and that the next ones overwrite; a smaller bat
 that have no slot, and write to the store's spare positions. All but the capture is tested on CPUs,
 which do not use it because it rounds differently.
 
-On a GPU results depend on the batch, except in exact mode (`Means`): steps of a length have one
-size, and other work runs per session. Exactness is tested when steps are made; if it fails, each
-step has one session.
+On a GPU results depend on the batch, except in exact mode (`ComputeOptions`): steps of a length
+have one size, and other work runs per session. Exactness is tested when steps are made; if it
+fails, each step has one session.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Step:
         return self._network.finish(self._network.forward(self.rows, self.spans), self.spans)
 
 
-class Replayed(Generic[T]):
+class CapturedGraph(Generic[T]):
     """Work captured once as a graph and replayed as one launch.
 
     Args:
@@ -115,7 +115,7 @@ def captured(works: Sequence[Callable[[], T]]) -> list[Callable[[], T]]:
     """Capture works that share memory: the largest first, so that the others reuse it."""
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     pool = torch.cuda.graph_pool_handle()
-    return [Replayed(work, aside, pool) for work in works]
+    return [CapturedGraph(work, aside, pool) for work in works]
 
 
 class Stepper:
@@ -245,7 +245,7 @@ _log = logging.getLogger("antiphon.model")
 
 
 @attrs.frozen(kw_only=True)
-class Means:
+class ComputeOptions:
     """How a device computes; results are equal up to rounding.
 
     Attributes:
@@ -261,7 +261,7 @@ class Means:
     is_alone: bool = False
 
 
-ON_CPU: Final = Means(rows_min=ROWS_MIN)
+ON_CPU: Final = ComputeOptions(rows_min=ROWS_MIN)
 
 
 def exact_sizes(length: int, _width: int) -> tuple[int, ...]:
@@ -269,12 +269,12 @@ def exact_sizes(length: int, _width: int) -> tuple[int, ...]:
     return (next((size for most, size in EXACT_SIZES.items() if length <= most), 1),)
 
 
-def means_on(device: torch.device, slots: int, *, exact: bool) -> Means:
+def options_for(device: torch.device, slots: int, *, exact: bool) -> ComputeOptions:
     """Choose how to compute; `exact`: results are bitwise independent of the batch, as on a CPU."""
     if device.type != "cuda":
         return ON_CPU
     sizes = exact_sizes if exact else partial(batches, slots)
-    return Means(is_flash=True, sizes=sizes, is_alone=exact)
+    return ComputeOptions(is_flash=True, sizes=sizes, is_alone=exact)
 
 
 def in_order(outs: Sequence[Out], order: Sequence[int]) -> Out:
@@ -290,7 +290,7 @@ class Batched:
     """Runs rows of many sessions through a network; without `steps`, none is captured."""
 
     network: Network
-    means: Means
+    options: ComputeOptions
     steps: Stepper | None
 
     def run(self, rows: Sequence[Tensor], places: Sequence[Row]) -> Out:
@@ -315,9 +315,9 @@ class Batched:
             length = None if steps is None else steps.length_of(len(each), place.start)
             groups.setdefault((length, 0 if length else len(each)), []).append(index)
         for (length, _), some in groups.items():
-            if self.means.is_alone and length is None:
+            if self.options.is_alone and length is None:
                 yield from ((None, [index]) for index in some)
-            elif self.means.is_alone or steps is None or length is None:
+            elif self.options.is_alone or steps is None or length is None:
                 yield length, some
             else:  # What no step holds is arithmetic enough without one.
                 same = len({len(rows[index]) for index in some}) == 1
@@ -330,9 +330,9 @@ class Batched:
         return network.finish(network.forward(torch.stack([*rows]), spans), spans)
 
 
-def batched(network: Network, means: Means, lengths: Sequence[int]) -> Batched:
+def batched(network: Network, options: ComputeOptions, lengths: Sequence[int]) -> Batched:
     """Run a network, with steps of `lengths` rows if possible; all slots must be empty."""
-    for sizes in (means.sizes, _one) if means.is_alone else (means.sizes,):
+    for sizes in (options.sizes, _one) if options.is_alone else (options.sizes,):
         if sizes is None:
             break
         try:
@@ -340,15 +340,15 @@ def batched(network: Network, means: Means, lengths: Sequence[int]) -> Batched:
                 fitting = sorted(length for length in lengths if length <= network.store.capacity)
                 chosen = {length: sizes(length, network.width) for length in fitting}
                 steps = Stepper(network, chosen)
-                if not means.is_alone or steps.is_exact():
-                    return Batched(network, means, steps)
+                if not options.is_alone or steps.is_exact():
+                    return Batched(network, options, steps)
         except Exception:  # Of the driver or a library, of any type.
             _log.exception("no fixed steps of %s: all is launched kernel by kernel", network.name)
             if network.store.keys.is_cuda:
                 torch.cuda.synchronize()  # Raises if the GPU is lost to this process.
             break
         _log.warning("steps of %s are not exact for several sessions", network.name)
-    return Batched(network, means, None)
+    return Batched(network, options, None)
 
 
 def _one(_length: int, _width: int) -> tuple[int, ...]:

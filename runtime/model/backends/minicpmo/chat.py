@@ -17,9 +17,9 @@ slot empty.
 
 *Its speech*: ten text tokens are spoken at a time: their conditions, `text_eos` after the answer's
 last, `audio_bos`, then codes until speech ends or `CODES_MAX` are drawn. When the speech decoder's
-slot would overflow, it restarts. Each 25 codes give a second of sound (`Voicing`), the first ones
-as many as the vocoder says; the rest is flushed after the last text. A cut, checked before each
-code and vocoder portion, ends it.
+slot would overflow, it restarts. Each 25 codes give a second of sound (`VocoderBuffer`), the first
+ones as many as the vocoder says; the rest is flushed after the last text. A cut, checked before
+each code and vocoder portion, ends it.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from .sampling import Candidates, decide_chat, decide_chat_code, draws
 from .state import EMBEDDED, feed_blocks
 from .tokens import TextStream, Tokens
 from .vision import Slicing, read_jpeg
-from .vocoder import LOOKAHEAD, Prepare, Vocoder, Voicing
-from .work import Fed, Feed, Recall, See, Speak, Steps
+from .vocoder import LOOKAHEAD, Prepare, Vocoder, VocoderBuffer
+from .work import EncodeImage, EncodeReference, Feed, LlmOutput, Speak, Steps
 
 
 def turn_hash(turn: md.Turn) -> str:
@@ -95,7 +95,7 @@ class ChatTurn(InSlot):
         self._name = "a turn"
         self._prompt: Prompt
         self._seen: dict[tuple[int, int], Tensor] = {}
-        self._first: Fed
+        self._first: LlmOutput
         self._voice: object = None
         self._length = 0
         self._began_ns = 0
@@ -144,7 +144,7 @@ class ChatTurn(InSlot):
         with self._wiped_on_failure(f"a picture of {self._name}"):
             for index, picture in enumerate(slices):
                 self._require_uncut()
-                self._seen[place, index] = yield See(picture=picture)  # (64, width)
+                self._seen[place, index] = yield EncodeImage(picture=picture)  # (64, width)
 
     def prefill(self) -> Steps[md.Prefill]:
         """Feed the conversation, after all pictures; after a `BackendError` the slot is empty."""
@@ -172,7 +172,7 @@ class ChatTurn(InSlot):
                     fed += [EMBEDDED] * len(rows[-1])
                 case Clip(pcm=pcm):
                     self._require_uncut()
-                    rows.append((yield Recall(pcm=_samples(pcm))))  # (10 a second, width)
+                    rows.append((yield EncodeReference(pcm=_samples(pcm))))  # (10 a second, width)
                     fed += [EMBEDDED] * len(rows[-1])
         assert len(fed) == self._prompt.length, (len(fed), self._prompt.length)
         self._seen.clear()
@@ -284,7 +284,7 @@ class Answer:
     def __attrs_post_init__(self) -> None:
         self.calls = CallStream(self.turn.tools) if self.turn.tools else None
 
-    def run(self, first: Fed) -> Steps[md.TurnResult]:
+    def run(self, first: LlmOutput) -> Steps[md.TurnResult]:
         """Answer to the end or the cut, from the output of the prefill's last row."""
         began = time.perf_counter_ns()
         first.logits.whole()  # On the device they would keep the batch's memory.
@@ -341,7 +341,7 @@ class Answer:
             began,
         )
 
-    def _decide(self, fed: Fed, number: float) -> int:
+    def _decide(self, fed: LlmOutput, number: float) -> int:
         config, spoken = self.turn.config, self.turn.speech is not None
 
         def rule(logits: Candidates) -> int:
@@ -357,9 +357,9 @@ class Answer:
 
         return fed.logits.settle(rule)
 
-    def _feed(self, token: int) -> Steps[Fed]:
+    def _feed(self, token: int) -> Steps[LlmOutput]:
         rows = self.runner.parts.embed((token,))
-        fed: Fed = yield Feed(slot=self.slot, start=self.length, rows=rows)
+        fed: LlmOutput = yield Feed(slot=self.slot, start=self.length, rows=rows)
         self.length += 1
         return fed
 
@@ -443,7 +443,7 @@ class Answer:
         self.chunks += 1
         self.emit(piece)
 
-    def _result(self, result: md.TurnResult, first: Fed, began: int) -> md.TurnResult:
+    def _result(self, result: md.TurnResult, first: LlmOutput, began: int) -> md.TurnResult:
         trace, speaker = first.logits.trace().result(), self.speaker
         wall = (time.perf_counter_ns() - began) // 1000
         tts = 0 if speaker is None else speaker.tts_ns // 1000
@@ -485,7 +485,7 @@ class Speaker:
         length: positions in use.
         chunks: texts spoken so far.
         codes: all codes so far; the first `sounded` went to the vocoder.
-        voicing: the vocoder's input state.
+        vocoder_buffer: codes that wait, and the vocoder's state.
         tts_ns: time spent on codes.
         vocoder_ns: time spent on sound.
     """
@@ -501,12 +501,12 @@ class Speaker:
     chunks: int = 0
     codes: list[int] = attrs.field(factory=list)
     sounded: int = 0
-    voicing: Voicing = attrs.field(init=False)
+    vocoder_buffer: VocoderBuffer = attrs.field(init=False)
     tts_ns: int = 0
     vocoder_ns: int = 0
 
     def __attrs_post_init__(self) -> None:
-        self.voicing = Voicing(buffer=(self.vocoder.silent_code,) * LOOKAHEAD)
+        self.vocoder_buffer = VocoderBuffer(buffer=(self.vocoder.silent_code,) * LOOKAHEAD)
 
     def speak(
         self, text: Sequence[tuple[int, Tensor]], sink: SoundSink, *, last: bool
@@ -559,12 +559,12 @@ class Speaker:
         began = time.perf_counter_ns()
         codes, self.sounded = tuple(self.codes[self.sounded :]), len(self.codes)
         seed, turn = self.key
-        spoken = yield from self.voicing.sound(
+        spoken = yield from self.vocoder_buffer.sound(
             codes, self.voice, f"{seed}/chat {turn}", last=last, is_cut=self.is_cut
         )
         if spoken is None:
             return False
-        sound, self.voicing = spoken
+        sound, self.vocoder_buffer = spoken
         self.vocoder_ns += time.perf_counter_ns() - began
         if self.is_cut():
             return False

@@ -2,14 +2,13 @@
 
 On a CPU a session's result does not depend on its batch: attention is computed row by row
 (`attention.py`), and a matrix product gives each row the same bits in any batch of at least
-`ROWS_MIN`, to which smaller ones are padded. So the stock model runs there (`RowByRow`).
+`ROWS_MIN`, to which smaller ones are padded. So the stock model runs there (`RowByRowDecoder`).
 
 On a GPU its pass has fewer launches (`FusedDecoder`), and sessions run as `batched.py` has it
-(`Together`): a token of one session with 8000 tokens of context takes 5.7 ms, by the stock modules
-31; its 2,118 launches become 379, and one when captured. Qwen3 and
-Llama differ here only by the norms of queries and keys. The stock weights stay where they are
-loaded, as views of matrices that are multiplied in one: queries, keys and values; both halves of
-the gated product.
+(`BatchedDecoder`): a token of one session with 8000 tokens of context takes 5.7 ms, by the stock
+modules 31; its 2,118 launches become 379, and one when captured. Qwen3 and Llama differ here only
+by the norms of queries and keys. The stock weights stay where they are loaded, as views of matrices
+that are multiplied in one: queries, keys and values; both halves of the gated product.
 
 What lies between the products is one kernel each (`Operators`): a norm comes with the sum before
 it, and the rotation of queries and keys with their norms and with the writing of keys and values.
@@ -32,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from .attention import KvSlots, Places, Row, SlotCache, Spans, joined
-from .batched import Batched, Means, Out, in_order
+from .batched import Batched, ComputeOptions, Out, in_order
 from .work import Feed, Speak
 
 # -- the operations between matrix products -----------------------------------------------------
@@ -171,9 +170,9 @@ class Layer:
     scale: float
 
 
-@attrs.frozen(eq=False, kw_only=True)
-class Stock:
-    """A decoder's parts.
+@attrs.frozen(eq=False)
+class StockDecoder:
+    """A decoder of the stock modules, in parts.
 
     Attributes:
         name: of what it decodes, in words.
@@ -196,7 +195,7 @@ class FusedDecoder:
 
     is_causal = True
 
-    def __init__(self, stock: Stock, operators: Operators) -> None:
+    def __init__(self, stock: StockDecoder, operators: Operators) -> None:
         model, store = stock.model, stock.store
         config = model.config
         if config.hidden_act != ACTIVATION or any("bias" in key for key in model.state_dict()):
@@ -259,11 +258,11 @@ class FusedDecoder:
 
 
 @attrs.frozen(eq=False)
-class RowByRow:
+class RowByRowDecoder:
     """A decoder that runs the stock model, and attends row by row."""
 
-    stock: Stock
-    means: Means
+    stock: StockDecoder
+    options: ComputeOptions
 
     def run(self, works: Sequence[Feed | Speak]) -> Out:
         """See `Decoder`; requests of one length run together."""
@@ -273,7 +272,7 @@ class RowByRow:
 
     def _run(self, works: Sequence[Feed | Speak], count: int) -> Out:
         rows = [Row(slot=work.slot, start=work.start) for work in works]
-        x = _padded(torch.stack([work.rows for work in works]), -(-self.means.rows_min // count))
+        x = _padded(torch.stack([work.rows for work in works]), -(-self.options.rows_min // count))
         starts = torch.tensor([work.start for work in works] + [0] * (len(x) - len(works)))
         positions = (starts[:, None] + torch.arange(count)).to(x.device)
         model, store = self.stock.model, self.stock.store
@@ -281,7 +280,7 @@ class RowByRow:
         kept = {_cache_name(model.__class__): SlotCache(store, rows, count, groups)}
         out = model(inputs_embeds=x, position_ids=positions, use_cache=True, **kept)
         hidden: Tensor = out.last_hidden_state[: len(works), -1]
-        logits = self.stock.head(_padded(hidden, self.means.rows_min)).float()[: len(works)]
+        logits = self.stock.head(_padded(hidden, self.options.rows_min)).float()[: len(works)]
         return hidden, logits
 
 
@@ -297,7 +296,7 @@ def _padded(rows: Tensor, count: int) -> Tensor:
 
 
 @attrs.frozen(eq=False)
-class Together:
+class BatchedDecoder:
     """A decoder that runs all sessions together."""
 
     batched: Batched
@@ -308,6 +307,6 @@ class Together:
         return self.batched.run([work.rows for work in works], places)
 
 
-Decoder = RowByRow | Together
+Decoder = RowByRowDecoder | BatchedDecoder
 """Feeds the rows of each request, of any lengths, to its slot: last hidden states, (B, width), and
 logits, (B, ids), float32."""

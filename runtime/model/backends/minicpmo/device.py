@@ -132,7 +132,7 @@ def choose_kernels() -> None:
 
 
 def compute_repeatably() -> None:
-    """Make this process's GPU deterministic, before it computes; see also `batched.Means`."""
+    """Make this process's GPU deterministic, before it computes; see `batched.ComputeOptions`."""
     os.environ.setdefault(CUBLAS_WORKSPACE, ":4096:8")
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False

@@ -199,13 +199,13 @@ class Shortlists:
 
     def _candidates(self, numbers: NDArray[np.float64]) -> sampling.Candidates:
         """Unpack one row, (2 (K + C) + 5,), as candidates."""
-        listed = self._listed
         bound, total, before, own = numbers[-5:-1].tolist()
+        start, stop = before / total, (before + own) / total
         return sampling.Candidates(
-            values=numbers[:listed].copy(),
-            ids=numbers[listed : 2 * listed].astype(np.int64),
+            values=numbers[: self._listed].copy(),
+            ids=numbers[self._listed : 2 * self._listed].astype(np.int64),
             bound=bound,
-            mass=sampling.Mass(index=self._ends, start=before / total, stop=(before + own) / total),
+            interval=sampling.CdfInterval(index=self._ends, start=start, stop=stop),
         )
 
 

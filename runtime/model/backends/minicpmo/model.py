@@ -21,7 +21,7 @@ from protocol.values.model import Opening
 from ..base import BackendInfo
 from ..streams import Anchoring
 from .anchor import Anchor, Transcript
-from .batched import means_on
+from .batched import options_for
 from .chat import ChatTurn
 from .checkpoint import load_parts, weight_files
 from .config import ModelConfig, load_config
@@ -155,13 +155,13 @@ class DuplexModel:
         if vocoder is not None and vocoder.codes < config.tts.eos:
             raise ValueError(f"the vocoder has {vocoder.codes} codes, the model {config.tts.eos}")
         where = parts.llm.lm_head.weight.device
-        means = means_on(where, slots, exact=exact)
+        options = options_for(where, slots, exact=exact)
         runner = ModelRunner(
             parts,
             vocoder,
             slots,
             shortlists_on(where, tokens),
-            means=means,
+            options=options,
             context_percent=context_percent,
         )
         return cls.of(runner, tokens, fingerprint(folder, runner, tokens, quantize))

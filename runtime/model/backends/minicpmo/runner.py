@@ -2,7 +2,8 @@
 
 All memory is allocated once. On a CPU a result does not depend on its batch: decoders ensure it
 (`decoder.py`), and convolutions run per picture and per unit; `rows_are_independent` tests the
-assumption with the loaded weights. On a GPU it does depend, except in exact mode (`Means`).
+assumption with the loaded weights. On a GPU it does depend, except in exact mode
+(`ComputeOptions`).
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from ..base import BackendError, ContextFull, DeviceLost
-from .attention import PAGE, Kept, KvSlots, can_attend
-from .audio import Hearing, HearingNetwork
-from .batched import ON_CPU, Batched, Means, batched
+from . import decoder
+from .attention import PAGE, KvCopy, KvSlots, can_attend
+from .audio import AudioNetwork, EncodeAudio
+from .batched import ON_CPU, Batched, ComputeOptions, batched
 from .checkpoint import Parts
 from .config import UNIT_FRAMES, ModelConfig
-from .decoder import Decoder, FusedDecoder, Operators, RowByRow, Stock, Together, try_operators
 from .device import (
     SHARED,
     StoreShape,
@@ -36,8 +37,8 @@ from .logits import CodeChooser, CodeLogits, Shortlists, rows_on_host
 from .quantized import QuantizedLinear
 from .tokens import Tokens
 from .vision import FusedVision
-from .vocoder import Pcm, Prepare, Sounding, Vocoder
-from .work import Fed, Feed, InTurn, Recall, See, Speak, Work
+from .vocoder import Pcm, Prepare, Vocode, Vocoder
+from .work import EncodeImage, EncodeReference, Feed, KnownRows, LlmOutput, Speak, Work
 
 PICTURE_MARKS: Final = 2
 """Tokens around a picture."""
@@ -57,7 +58,7 @@ class ModelRunner:
         vocoder: None where the model has no voice.
         slots: maximum concurrent sessions.
         shortlists: brings token logits to the host; None brings all of them, and those of codes.
-        means: how it computes (`means_on`).
+        options: how it computes (`options_for`).
         context_percent: of the decoders' contexts, the language model's and the speech decoder's,
             for which memory is there in each slot; the slots share it.
     """
@@ -69,7 +70,7 @@ class ModelRunner:
         slots: int,
         shortlists: Shortlists | None = None,
         *,
-        means: Means = ON_CPU,
+        options: ComputeOptions = ON_CPU,
         context_percent: int = 100,
     ) -> None:
         choose_kernels()
@@ -77,7 +78,7 @@ class ModelRunner:
         self.shortlists = shortlists
         self._codes = CodeChooser(parts.config.tts.eos, is_near=shortlists is None)
         lengths = (*token_rows(parts.config), *CODE_ROWS, UNIT_FRAMES)
-        shapes, spare = stores(parts.config), max(lengths) if means.is_flash else 0
+        shapes, spare = stores(parts.config), max(lengths) if options.is_flash else 0
         self.llm, self.tts = (
             self._store(
                 shapes[name], spare, shared_positions(shapes[name].capacity, slots, context_percent)
@@ -85,28 +86,28 @@ class ModelRunner:
             for name in SHARED
         )
         self.audio = self._store(shapes["audio"], spare)
-        if means.is_flash and not can_attend(self.llm):
+        if options.is_flash and not can_attend(self.llm):
             _log.warning("no flash attention here: rows are attended one by one")
-            means = Means()
-        self.means = means
-        llm = Stock(name="tokens", model=parts.llm.model, head=parts.llm.lm_head, store=self.llm)
-        tts = Stock(name="codes", model=parts.tts.model, head=parts.tts.logits, store=self.tts)
-        self._llm: Decoder = RowByRow(llm, means)
-        self._tts: Decoder = RowByRow(tts, means)
+            options = ComputeOptions()
+        self.options = options
+        llm = decoder.StockDecoder("tokens", parts.llm.model, parts.llm.lm_head, self.llm)
+        tts = decoder.StockDecoder("codes", parts.tts.model, parts.tts.logits, self.tts)
+        self._llm: decoder.Decoder = decoder.RowByRowDecoder(llm, options)
+        self._tts: decoder.Decoder = decoder.RowByRowDecoder(tts, options)
         self._together: list[Batched] = []
-        if means.is_flash:
+        if options.is_flash:
             self._use_flash(llm, tts)
-        if means.is_flash and self.llm.keys.is_cuda:
+        if options.is_flash and self.llm.keys.is_cuda:
             self._warm_up()
 
-    def _use_flash(self, llm: Stock, tts: Stock) -> None:
+    def _use_flash(self, llm: decoder.StockDecoder, tts: decoder.StockDecoder) -> None:
         """Compute sessions together, as a GPU does."""
-        means, apm, projection = self.means, self.parts.apm, self.parts.audio_projection_layer
+        options, apm, projection = self.options, self.parts.apm, self.parts.audio_projection_layer
         self._vision = FusedVision(self.parts.vpm, self.parts.resampler)
-        tokens = batched(network_of(llm), means, token_rows(self.config))
-        codes = batched(network_of(tts), means, CODE_ROWS)
-        self._sound_of = batched(HearingNetwork(apm, projection, self.audio), means, (UNIT_FRAMES,))
-        self._llm, self._tts = Together(tokens), Together(codes)
+        tokens = batched(network_of(llm), options, token_rows(self.config))
+        codes = batched(network_of(tts), options, CODE_ROWS)
+        self._sound_of = batched(AudioNetwork(apm, projection, self.audio), options, (UNIT_FRAMES,))
+        self._llm, self._tts = decoder.BatchedDecoder(tokens), decoder.BatchedDecoder(codes)
         self._together = [tokens, codes, self._sound_of]
 
     def _warm_up(self) -> None:
@@ -115,8 +116,8 @@ class ModelRunner:
         side = vision.scale_resolution // vision.patch_size * vision.patch_size
         mels = [torch.zeros(config.audio.num_mel_bins, 2 * UNIT_FRAMES + more) for more in (2, 4)]
         works: list[Work] = [
-            See(picture=torch.zeros(3, side, side)),
-            *(Hearing(mel=mel, slot=0, units=units) for units, mel in enumerate(mels)),
+            EncodeImage(picture=torch.zeros(3, side, side)),
+            *(EncodeAudio(mel=mel, slot=0, units=units) for units, mel in enumerate(mels)),
             Feed(slot=0, start=0, rows=self.parts.embed((0,))),
         ]
         try:
@@ -149,7 +150,7 @@ class ModelRunner:
         tokens = (self.llm, end, max(token_rows(self.config)), "tokens")
         for store, last, rows, what in (tokens, (self.tts, speech, max(CODE_ROWS), "codes")):
             # A step writes so many rows, however few it is given.
-            most = min(store.capacity, last + self.means.is_flash * rows) if last else 0
+            most = min(store.capacity, last + self.options.is_flash * rows) if last else 0
             if not store.reserve(slot, most, PAGE * store.used_slots if is_new else 0):
                 free = f"{last} {what}: {store.free} of {store.positions} are free"
                 if is_new:
@@ -176,16 +177,16 @@ class ModelRunner:
     @property
     def batch(self) -> str:
         """A description of the batching, on which bits depend."""
-        alone = ", but for steps one session at a time" if self.means.is_alone else ""
-        return f"{self.means.rows_min} rows at least{alone}"
+        alone = ", but for steps one session at a time" if self.options.is_alone else ""
+        return f"{self.options.rows_min} rows at least{alone}"
 
     @property
     def is_exact(self) -> bool:
         """Whether results are bitwise independent of the batch, as far as can be tested."""
-        if self.means.is_alone:
+        if self.options.is_alone:
             return all(each.steps is not None for each in self._together)
         is_on_cpu = self.llm.keys.device.type == "cpu"
-        return is_on_cpu and not self.means.is_flash and rows_are_independent(self.parts)
+        return is_on_cpu and not self.options.is_flash and rows_are_independent(self.parts)
 
     @property
     def slot_bytes(self) -> int:
@@ -195,25 +196,25 @@ class ModelRunner:
     def compute(self, works: Sequence[Work]) -> list[Any]:
         """Answer one bucket's requests in order, repeatably; `DeviceLost` if the GPU is lost."""
         together = [works]
-        if self.means.is_alone and isinstance(works[0], See):
+        if self.options.is_alone and isinstance(works[0], EncodeImage):
             together = [[work] for work in works]
         with raising_device_lost(), torch.inference_mode():
             return [answer for some in together for answer in self._answer(some)]
 
     def _answer(self, works: Sequence[Any]) -> list[Any]:
         answers: dict[type[Work], Callable[[Sequence[Any]], list[Any]]] = {
-            See: self._see,
-            Hearing: self._encode_sound,
-            Recall: self._recall,
+            EncodeImage: self._encode_images,
+            EncodeAudio: self._encode_sound,
+            EncodeReference: self._encode_references,
             Feed: self._feed,
             Speak: self._speak,
-            InTurn: self._in_turn,
+            KnownRows: self._run_known,
             Prepare: self._prepare,
-            Sounding: self._sound,
+            Vocode: self._vocode,
         }
         return answers[type(works[0])](works)
 
-    def _see(self, works: Sequence[See]) -> list[Tensor]:
+    def _encode_images(self, works: Sequence[EncodeImage]) -> list[Tensor]:
         sent = send([work.picture for work in works], self.llm.keys)
         slices = torch.stack(sent) if len(sent) > 1 else sent[0][None]  # (B, 3, h, w)
         patch = self.config.vision.patch_size
@@ -222,30 +223,30 @@ class ModelRunner:
         rows, columns = (side // patch for side in slices.shape[2:])
         return list(self.parts.resampler(self.parts.vpm(slices), rows, columns))
 
-    def _recall(self, works: Sequence[Recall]) -> list[Tensor]:
+    def _encode_references(self, works: Sequence[EncodeReference]) -> list[Tensor]:
         (work,) = works
         (mel,) = send([self.parts.front_end.clip(work.pcm)], self.llm.keys)
         return list(self.parts.audio_projection_layer(self.parts.apm.reference(mel[None])))
 
-    def _encode_sound(self, hearings: Sequence[Hearing]) -> list[Tensor]:
-        mels = send([hearing.mel for hearing in hearings], self.audio.keys)
-        sent = [attrs.evolve(one, mel=mel) for one, mel in zip(hearings, mels, strict=True)]
+    def _encode_sound(self, requests: Sequence[EncodeAudio]) -> list[Tensor]:
+        mels = send([request.mel for request in requests], self.audio.keys)
+        sent = [attrs.evolve(one, mel=mel) for one, mel in zip(requests, mels, strict=True)]
         if self._together:
-            frames = self.parts.apm.frames(sent, together=not self.means.is_alone)
+            frames = self.parts.apm.frames(sent, together=not self.options.is_alone)
             return list(self._sound_of.run(frames, [one.row for one in sent])[0])
         rows = self.parts.apm.encode_units(sent, self.audio)  # (B, 50, d_model)
         return list(self.parts.audio_projection_layer(rows))  # (10, width) each
 
-    def _feed(self, works: Sequence[Feed]) -> list[Fed]:
+    def _feed(self, works: Sequence[Feed]) -> list[LlmOutput]:
         hidden, logits = self._llm.run(works)  # (B, width), (B, V)
         rows = rows_on_host(logits) if self.shortlists is None else self.shortlists.rows(logits)
-        return [Fed(hidden=row, logits=out) for row, out in zip(hidden, rows, strict=True)]
+        return [LlmOutput(hidden=row, logits=out) for row, out in zip(hidden, rows, strict=True)]
 
     def _speak(self, works: Sequence[Speak]) -> list[CodeLogits]:
         logits = self._tts.run(works)[1]  # (B, codes)
         return self._codes.rows(logits, [work.choice for work in works])
 
-    def _in_turn(self, turns: Sequence[InTurn]) -> list[list[Any]]:
+    def _run_known(self, turns: Sequence[KnownRows]) -> list[list[Any]]:
         works = [work for turn in turns for work in turn.works]
         parts = (works[at : at + TURN_ROWS] for at in range(0, len(works), TURN_ROWS))
         answers = iter([answer for part in parts for answer in self._answer(part)])
@@ -257,11 +258,11 @@ class ModelRunner:
             self.vocoder.prepare(work.voice)
         return [None] * len(works)
 
-    def _sound(self, works: Sequence[Sounding]) -> list[tuple[Pcm, object]]:
+    def _vocode(self, works: Sequence[Vocode]) -> list[tuple[Pcm, object]]:
         assert self.vocoder is not None
         return self.vocoder.sound(works)
 
-    def first_block(self, slot: int) -> Kept:
+    def first_block(self, slot: int) -> KvCopy:
         """A copy of the first unit in the audio encoder's slot."""
         return self.audio.take(slot, 0, UNIT_FRAMES)
 
@@ -271,13 +272,13 @@ class ModelRunner:
             store.wipe(slot)
 
 
-def network_of(stock: Stock) -> FusedDecoder:
+def network_of(stock: decoder.StockDecoder) -> decoder.FusedDecoder:
     """A decoder's pass for many sessions, with the fastest operators of its device."""
     heads = int(stock.model.config.num_attention_heads)
-    return FusedDecoder(stock, operators_for(stock.store, heads))
+    return decoder.FusedDecoder(stock, operators_for(stock.store, heads))
 
 
-def operators_for(store: KvSlots, heads: int) -> Operators:
+def operators_for(store: KvSlots, heads: int) -> decoder.Operators:
     """The fastest operators that compute rightly for a decoder of so many query heads."""
     like = store.keys  # (layers, slots, groups, capacity, width)
     if like.is_cuda:
@@ -285,12 +286,14 @@ def operators_for(store: KvSlots, heads: int) -> Operators:
             from .kernels_triton import TritonOperators
 
             found = TritonOperators()
-            try_operators(found, like, heads=heads, groups=like.shape[2], width=like.shape[4])
+            decoder.try_operators(
+                found, like, heads=heads, groups=like.shape[2], width=like.shape[4]
+            )
         except Exception:  # Of the compiler or the driver, of any type.
             _log.warning("no fused kernels here: torch's operators are launched", exc_info=True)
         else:
             return found
-    return Operators()
+    return decoder.Operators()
 
 
 def token_rows(config: ModelConfig) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ the ids that rules name. From it the rules choose bit for bit the same as from a
 sample may end the chunk; then ids are forbidden, repetition and length are penalised, listening is
 scaled, and the rest is sampled with temperature, top-k and top-p. Chat has the public code's rules
 too; streaming requests are sampled plainly. Logits, (V,) of tokens and (codes,) of codes, are
-changed in place, except by `tokens_apart` and `leaning`.
+changed in place, except by `token_gap` and `listen_decision`.
 
 *Forced decoding*: a `Teacher` returns the recorded decision in place of the model's, and keeps a
 `Choice` where they differ (`..base.Forced`).
@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from protocol.values.model import ChatConfig, DuplexConfig
 
-from ..base import Choice, Forced, Leaning
+from ..base import Choice, Forced, ListenDecision
 from ..streams import SamplingParams
 from .tokens import Tokens
 
@@ -162,7 +162,7 @@ class TooShortError(Exception):
 
 
 @attrs.frozen(kw_only=True)
-class Mass:
+class CdfInterval:
     """An id's interval in the cumulative untempered softmax, `start` to `stop` in [0, 1]."""
 
     index: int
@@ -178,17 +178,17 @@ class Candidates:
         values: logits, (N,).
         ids: ascending, (N,); None: all ids.
         bound: upper limit of the logits of unlisted ids.
-        mass: of the one id that an untempered sample can be asked for; None if all are listed.
+        interval: of the one id that an untempered sample can be asked for; None if all are listed.
     """
 
     values: Numbers
     ids: NDArray[np.int64] | None = None
     bound: float = -math.inf
-    mass: Mass | None = None
+    interval: CdfInterval | None = None
 
     def forbid(self, ids: Sequence[int]) -> None:
         """Never choose these ids."""
-        self.mass = None
+        self.interval = None
         self.values[self._places(ids)] = -np.inf
 
     def leave_out(self, ids: Sequence[int]) -> None:
@@ -197,13 +197,13 @@ class Candidates:
 
     def forbid_from(self, size: int) -> None:
         """Never choose an id of `size` or above."""
-        self.mass = None
+        self.interval = None
         start = size if self.ids is None else int(np.searchsorted(self.ids, size))
         self.values[start:] = -np.inf
 
     def change(self, ids: Sequence[int], change: Change) -> None:
         """Change the logits of some ids, each once, by an order-preserving map."""
-        self.mass = None
+        self.interval = None
         places = self._places(ids)
         self.values[places] = change(self.values[places])
         if len(places) < len(ids):
@@ -217,16 +217,16 @@ class Candidates:
     def is_drawn(self, index: int, draw: float) -> bool:
         """Whether the untempered sample, before any change, with `draw` in [0, 1) is `index`.
 
-        `TooShortError` if undecided, or the id's mass is unknown.
+        `TooShortError` if undecided, or the id's interval is unknown.
         """
         if self.ids is None:
             return untempered(self.values, draw) == index
-        mass = self.mass
-        if mass is None or mass.index != index:
+        interval = self.interval
+        if interval is None or interval.index != index:
             raise TooShortError
-        if min(abs(draw - mass.start), abs(draw - mass.stop)) <= DOUBT:
+        if min(abs(draw - interval.start), abs(draw - interval.stop)) <= DOUBT:
             raise TooShortError
-        return mass.start < draw < mass.stop
+        return interval.start < draw < interval.stop
 
     def choose(self, draw: float, temperature: float, top_k: int, top_p: float) -> int:
         """Sample as `sampling.choose`; `TooShortError` if the best k may not all be listed."""
@@ -324,7 +324,7 @@ def _weigh(
     logits.change((ids.listen,), lambda values: values + more)
 
 
-def tokens_apart(
+def token_gap(
     logits: Logits,
     history: Sequence[int],
     draws: Logits,
@@ -363,7 +363,7 @@ def only(logits: Logits, ids: Sequence[int]) -> Logits:
     return kept
 
 
-def leaning(
+def listen_decision(
     logits: Logits,
     history: Sequence[int],
     config: DuplexConfig,
@@ -372,7 +372,7 @@ def leaning(
     is_open: bool,
     own: int,
     recorded: int,
-) -> Leaning:
+) -> ListenDecision:
     """Say how a unit's first decision was made, between silence and all other tokens."""
     ids = tokens.ids
     silence = [ids.listen, ids.turn_eos] if is_open else [ids.listen]
@@ -382,7 +382,7 @@ def leaning(
     _weigh(Candidates(values=weighed), history, config, tokens)
     silent = weighed[silence].max()
     weighed[silence] = -np.inf
-    return Leaning(
+    return ListenDecision(
         is_open=is_open,
         was_silent=recorded in silence,
         is_silent=own in silence,
@@ -412,7 +412,7 @@ def decide_code(
     return untempered(logits, draw)
 
 
-def codes_apart(
+def code_gap(
     logits: Logits,
     chunk: Sequence[int],
     draw: float,
@@ -502,37 +502,37 @@ def decide_chat_code(logits: Logits, codes: Sequence[int], draw: float) -> int:
 # -- forced decoding ----------------------------------------------------------------------------
 
 
-Apart = Callable[[int], tuple[float | None, float | None]]
+GapTo = Callable[[int], tuple[float | None, float | None]]
 """Measures how far a decision was from another id: `Choice.margin` and `Choice.draw_gap`."""
 
 
 class Teacher:
     """The decisions of one recorded unit, and the model's different choices, in order.
 
-    `codec_eos` ends speech: it is decided, but not in `forced`. `leaning` is of the first token, if
-    it was free.
+    `codec_eos` ends speech: it is decided, but not in `forced`. `listen_decision` is of the
+    first token, if it was free.
     """
 
     def __init__(self, forced: Forced, codec_eos: int) -> None:
         self._tokens: Final = forced.decided_ids
         self._codes: Final = (*forced.codec_ids, codec_eos)
         self.choices: list[Choice] = []
-        self.leaning: Leaning | None = None
+        self.listen_decision: ListenDecision | None = None
 
-    def token(self, step: int, own: int, apart: Apart) -> int:
+    def token(self, step: int, own: int, gap_to: GapTo) -> int:
         """Return the recorded token of a step, or the model's own after the last."""
-        return self._decide("llm", self._tokens, step, own, apart)
+        return self._decide("llm", self._tokens, step, own, gap_to)
 
-    def code(self, step: int, own: int, apart: Apart) -> int:
+    def code(self, step: int, own: int, gap_to: GapTo) -> int:
         """Return the recorded code of a step; after the last, speech ends."""
-        return self._decide("tts", self._codes, step, own, apart)
+        return self._decide("tts", self._codes, step, own, gap_to)
 
     def _decide(
-        self, stage: Literal["llm", "tts"], ids: tuple[int, ...], step: int, own: int, apart: Apart
+        self, stage: Literal["llm", "tts"], ids: tuple[int, ...], step: int, own: int, gap_to: GapTo
     ) -> int:
         recorded = ids[step] if step < len(ids) else own
         if recorded != own:
-            margin, gap = apart(recorded)
+            margin, gap = gap_to(recorded)
             self.choices.append(
                 Choice(
                     stage=stage, step=step, recorded=recorded, own=own, margin=margin, draw_gap=gap

@@ -41,7 +41,7 @@ from .tokens import Tokens
 from .unit import Pictures, Setting, UnitRun, input_hash
 from .vision import Slicing, read_jpeg
 from .vocoder import Prepare
-from .work import Fed, Feed, Steps
+from .work import Feed, LlmOutput, Steps
 
 _log = logging.getLogger("antiphon.model")
 
@@ -156,8 +156,8 @@ class SteppedSession:
     ) -> Steps[ForcedResult]:
         teacher = Teacher(forced, self._runner.config.tts.eos)
         result = yield from self._unit(unit, pictures, cut, teacher)
-        choices, leaning = tuple(teacher.choices), teacher.leaning
-        return ForcedResult(result=result, choices=choices, leaning=leaning)
+        choices, listen_decision = tuple(teacher.choices), teacher.listen_decision
+        return ForcedResult(result=result, choices=choices, listen_decision=listen_decision)
 
     def _unit(
         self,
@@ -301,9 +301,9 @@ class SteppedSession:
             waiting = (token,)
         return waiting
 
-    def _feed_ids(self, ids: tuple[int, ...]) -> Steps[Fed]:
+    def _feed_ids(self, ids: tuple[int, ...]) -> Steps[LlmOutput]:
         start, rows = self._state.length, self._runner.parts.embed(ids)
-        fed: Fed = yield Feed(slot=self._slot, start=start, rows=rows)
+        fed: LlmOutput = yield Feed(slot=self._slot, start=start, rows=rows)
         self._state = self._state.but(length=start + len(ids))
         return fed
 
@@ -481,7 +481,7 @@ class SteppedSession:
 
 # -- past units in long prefills ----------------------------------------------------------------
 
-_NOT_FED: Final = Fed(
+_NOT_FED: Final = LlmOutput(
     hidden=torch.zeros(0), logits=TokenLogits(torch.zeros(0, device="cpu"), is_finite=True)
 )
 """In place of the language model's output, which a decided unit does not have."""
@@ -499,13 +499,13 @@ class DecidedUnit(UnitRun):
         yield from self._prefill()
         self._close((yield from self._answer(_NOT_FED)))
 
-    def _feed(self, rows: Tensor) -> Steps[Fed]:
+    def _feed(self, rows: Tensor) -> Steps[LlmOutput]:
         self.rows.append(rows)
         self.state = self.state.but(length=self.state.length + len(rows))
         return _NOT_FED
         yield  # A generator, as in `UnitRun`.
 
-    def _choose(self, step: int, fed: Fed, numbers: NDArray[np.float64]) -> int:  # noqa: ARG002
+    def _choose(self, step: int, fed: LlmOutput, numbers: NDArray[np.float64]) -> int:  # noqa: ARG002
         return self.recorded[step]
 
 

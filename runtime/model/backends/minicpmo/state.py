@@ -30,13 +30,13 @@ from protocol.values.model import INPUT_RATE_HZ, SAMPLE_BYTES, Opening, SlidingW
 
 from ..base import BackendRefused, ContextFull
 from ..tool_calls import check_parameters
-from .attention import Kept
+from .attention import KvCopy
 from .audio import MelCarry, samples_of
 from .runner import ModelRunner
 from .slot_layout import EVENTS_MAX, SilentState
 from .tokens import Tokens
-from .vocoder import Voicing
-from .work import Fed, Feed, Recall, Steps
+from .vocoder import VocoderBuffer
+from .work import EncodeReference, Feed, LlmOutput, Steps
 
 # -- the state ----------------------------------------------------------------------------------
 
@@ -49,7 +49,7 @@ class Speech:
     """
 
     length: int = 0
-    voicing: Voicing | None = None
+    vocoder_buffer: VocoderBuffer | None = None
     is_complete: bool = True
 
 
@@ -107,7 +107,7 @@ class SessionState:
     length: int
     mel: MelCarry = attrs.field(factory=MelCarry.start)
     audio_units: int = 0
-    overwritten: Kept | None = attrs.field(default=None, eq=False)
+    overwritten: KvCopy | None = attrs.field(default=None, eq=False)
     history: tuple[int, ...] = ()
     turn_open: bool = False
     speech: Speech = Speech()
@@ -150,11 +150,11 @@ def _reference(pcm: bytes) -> Tensor:
 
 def feed_blocks(
     slot: int, start: int, rows: Tensor, check: Callable[[], None] = lambda: None
-) -> Steps[Fed]:
+) -> Steps[LlmOutput]:
     """Feed rows (T, width), at least one, in blocks, and `check` before each; the last's output."""
     for block in torch.split(rows, BLOCK):
         check()
-        fed: Fed = yield Feed(slot=slot, start=start, rows=block)
+        fed: LlmOutput = yield Feed(slot=slot, start=start, rows=block)
         start += len(block)
     return fed
 
@@ -179,7 +179,7 @@ def prefill(runner: ModelRunner, tokens: Tokens, opening: Opening, slot: int) ->
     rows, fed = [], list[int]()
     for part in laid_out:
         if part is None:
-            embeddings = yield Recall(pcm=_reference(voice))  # (10 a second, width)
+            embeddings = yield EncodeReference(pcm=_reference(voice))  # (10 a second, width)
             rows.append(embeddings)
             fed += [EMBEDDED] * len(embeddings)
         elif part:

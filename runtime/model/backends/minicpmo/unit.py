@@ -22,13 +22,13 @@ from torch import Tensor
 from protocol.values.model import Costs, Cut, DuplexConfig, Opening, Stage, Unit, UnitResult
 
 from . import sampling
-from .audio import Hearing, read_pcm
+from .audio import EncodeAudio, read_pcm
 from .checkpoint import CODES_A_UNIT, Parts
 from .logits import CodeChoice, CodeLogits, Trace, numbers_of
 from .state import SessionState, Speech
 from .tokens import Tokens
-from .vocoder import LOOKAHEAD, Vocoder, Voicing
-from .work import Fed, Feed, Known, See, Speak, Steps
+from .vocoder import LOOKAHEAD, Vocoder, VocoderBuffer
+from .work import EncodeImage, Feed, KnownIds, LlmOutput, Speak, Steps
 
 Pictures = Sequence[Sequence[Tensor]]
 """The slices of each frame of a unit, the whole picture first."""
@@ -120,7 +120,7 @@ class UnitRun:
     def run(self) -> Steps[UnitResult]:
         """Run the unit to its end or its cut."""
         began = time.perf_counter_ns()
-        first: Fed = yield from self._prefill()
+        first: LlmOutput = yield from self._prefill()
         trace = first.logits.trace()
         middle = self._spend("prefill", began)
         is_listen = yield from self._answer(first)
@@ -138,7 +138,7 @@ class UnitRun:
     def _ended(self) -> bool:
         return bool(self.fed) and self.fed[-1] == self.setting.tokens.ids.turn_eos
 
-    def _answer(self, first: Fed) -> Steps[bool]:
+    def _answer(self, first: LlmOutput) -> Steps[bool]:
         """Decide and feed the unit's tokens; True if it listens."""
         if self.setting.forces(self.unit):
             is_listen = yield from self._listen_by_force()
@@ -167,20 +167,20 @@ class UnitRun:
             self.cut = Cut(stage=stage, step=step)
         return self.cut is not None
 
-    def _feed(self, rows: Tensor) -> Steps[Fed]:
+    def _feed(self, rows: Tensor) -> Steps[LlmOutput]:
         """Feed the language model, (T, width)."""
-        fed: Fed = yield Feed(slot=self.setting.slot, start=self.state.length, rows=rows)
+        fed: LlmOutput = yield Feed(slot=self.setting.slot, start=self.state.length, rows=rows)
         self.state = self.state.but(length=self.state.length + len(rows))
         return fed
 
-    def _prefill(self) -> Steps[Fed]:
+    def _prefill(self) -> Steps[LlmOutput]:
         """Feed what comes before the decisions: pictures, sound and marks, in one forward."""
         tokens, parts = self.setting.tokens, self.setting.parts
         seen: list[list[Tensor]] = []
         for slices in self.pictures:
             seen.append([])
             for picture in slices:
-                rows = yield See(picture=picture, is_alone=parts.is_on_cpu)  # (64, width)
+                rows = yield EncodeImage(picture=picture, is_alone=parts.is_on_cpu)  # (64, width)
                 seen[-1].append(rows)
         sound = yield from self._encode_sound()
         if tokens.slots is None:
@@ -197,7 +197,7 @@ class UnitRun:
         pcm = torch.from_numpy(read_pcm(self.unit.pcm))  # (16000,)
         mel, carry = parts.front_end.next_frames(pcm, state.mel)
         units = 0 if state.audio_units == parts.config.audio.units else state.audio_units
-        embeddings: Tensor = yield Hearing(
+        embeddings: Tensor = yield EncodeAudio(
             mel=mel, slot=self.setting.slot, units=units
         )  # (10, width)
         self.state = state.but(mel=carry, audio_units=units + 1)
@@ -213,7 +213,7 @@ class UnitRun:
             self.fed += ends
         return True
 
-    def _generate(self, first: Fed) -> Steps[bool]:
+    def _generate(self, first: LlmOutput) -> Steps[bool]:
         """Decide and feed tokens until a terminator; True if the unit listens."""
         setting, opening = self.setting, self.setting.opening
         tokens, ids, most = setting.tokens, setting.tokens.ids, sampling.fed_max(opening.config)
@@ -256,7 +256,7 @@ class UnitRun:
                 return False
         raise AssertionError("the last iteration returns")
 
-    def _known(self, most: int) -> Known | None:
+    def _known(self, most: int) -> KnownIds | None:
         """The tokens that it is known to feed."""
         if self.past is None:
             return None
@@ -266,9 +266,9 @@ class UnitRun:
             rows = self.setting.parts.embed((ids[at],))
             return Feed(slot=slot, start=start + at, rows=rows)
 
-        return Known(ids, work, most)
+        return KnownIds(ids, work, most)
 
-    def _choose(self, step: int, fed: Fed, numbers: NDArray[np.float64]) -> int:
+    def _choose(self, step: int, fed: LlmOutput, numbers: NDArray[np.float64]) -> int:
         """Decide a step's token, or take the recorded one."""
         config, tokens, history = self._config(step), self.setting.tokens, self.state.history
         forbidden = self._forbidden(step)
@@ -293,18 +293,18 @@ class UnitRun:
         if self.teacher is None:
             return own
 
-        def apart(wanted: int) -> tuple[float | None, float | None]:
-            return sampling.tokens_apart(
+        def gap_to(wanted: int) -> tuple[float | None, float | None]:
+            return sampling.token_gap(
                 *(whole(), history, numbers, config, tokens),
                 own=own,
                 wanted=wanted,
                 forbidden=forbidden,
             )
 
-        token = self.teacher.token(step, own, apart)
+        token = self.teacher.token(step, own, gap_to)
         if step == 0:
             is_open = self.state.turn_open
-            self.teacher.leaning = sampling.leaning(
+            self.teacher.listen_decision = sampling.listen_decision(
                 whole(), history, config, tokens, is_open=is_open, own=own, recorded=token
             )
         return token
@@ -369,7 +369,7 @@ class UnitRun:
 
     def _known_codes(
         self, start: int, choice: Callable[[Sequence[int]], CodeChoice | None]
-    ) -> Known | None:
+    ) -> KnownIds | None:
         """The codes that it is known to feed."""
         if self.past is None:
             return None
@@ -379,7 +379,7 @@ class UnitRun:
             rows = tts.code(codes[at])
             return Speak(slot=slot, start=start + at, rows=rows, choice=choice(codes[: at + 1]))
 
-        return Known(codes, work, CODES_A_UNIT)
+        return KnownIds(codes, work, CODES_A_UNIT)
 
     def _choose_code(self, answer: CodeLogits, choice: CodeChoice) -> int:
         """Choose the next code, or take the recorded one."""
@@ -389,13 +389,13 @@ class UnitRun:
             return own
         chunk, draw, may_end = choice.chunk, choice.draw, choice.may_end
 
-        def apart(wanted: int) -> tuple[float | None, float | None]:
+        def gap_to(wanted: int) -> tuple[float | None, float | None]:
             logits = answer.numbers()
-            return sampling.codes_apart(
+            return sampling.code_gap(
                 logits, chunk, draw, eos, may_end=may_end, own=own, wanted=wanted
             )
 
-        return self.teacher.code(len(self.codes), own, apart)
+        return self.teacher.code(len(self.codes), own, gap_to)
 
     def _voice(self, *, last: bool) -> Steps[None]:
         if self._cut_at("token2wav", 0):
@@ -403,12 +403,12 @@ class UnitRun:
         setting, speech = self.setting, self.state.speech
         assert setting.vocoder is not None
         silence = (setting.vocoder.silent_code,) * LOOKAHEAD
-        voicing = speech.voicing or Voicing(buffer=silence)
+        vocoder_buffer = speech.vocoder_buffer or VocoderBuffer(buffer=silence)
         key = f"{setting.opening.seed}/{self.unit.index}"
-        spoken = yield from voicing.sound(self.codes, setting.voice, key, last=last)
+        spoken = yield from vocoder_buffer.sound(self.codes, setting.voice, key, last=last)
         assert spoken is not None  # A unit is not cut between portions.
-        self.sound, voicing = spoken
-        self.state = self.state.but(speech=attrs.evolve(speech, voicing=voicing))
+        self.sound, vocoder_buffer = spoken
+        self.state = self.state.but(speech=attrs.evolve(speech, vocoder_buffer=vocoder_buffer))
 
     def _result(self, tracing: Future[Trace], *, is_listen: bool, began: int) -> UnitResult:
         trace = tracing.result()

@@ -1,7 +1,7 @@
 """The vocoder: speech codes to 24 kHz sound, behind a protocol, and how a turn feeds it.
 
-`Voicing` buffers codes for the vocoder: a turn starts with three silent codes, each portion has 28
-codes and advances by 25, so the vocoder sees three codes ahead, and the turn's end flushes
+`VocoderBuffer` holds codes for the vocoder: a turn starts with three silent codes, each portion has
+28 codes and advances by 25, so the vocoder sees three codes ahead, and the turn's end flushes
 (docs/model.md, "Voice"). `PieceVocoder` is the small vocoder of `tiny`; that of the published model
 is in `runtime/model/voice`, behind `voices.py`.
 """
@@ -32,7 +32,7 @@ NOMINAL_BONUS: Final = 1e-3
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Sounding:
+class Vocode:
     """Codes to be turned into sound: a request, answered as by `Vocoder.sound`.
 
     Attributes:
@@ -106,7 +106,7 @@ class Vocoder(Protocol):
         """Compute what all turns of a voice start from, and keep it as long as there is room."""
         ...
 
-    def sound(self, soundings: Sequence[Sounding]) -> list[tuple[Pcm, object]]:
+    def sound(self, requests: Sequence[Vocode]) -> list[tuple[Pcm, object]]:
         """Turn codes into sound, for several sessions at once.
 
         Returns:
@@ -117,7 +117,7 @@ class Vocoder(Protocol):
 
 
 @attrs.frozen(kw_only=True)
-class Voicing:
+class VocoderBuffer:
     """A turn's codes not yet passed to the vocoder, and the vocoder's state."""
 
     buffer: tuple[int, ...]
@@ -148,7 +148,7 @@ class Voicing:
         *,
         last: bool,
         is_cut: Callable[[], bool] = bool,
-    ) -> Generator[Sounding, tuple[Pcm, object], tuple[list[Pcm], Voicing] | None]:
+    ) -> Generator[Vocode, tuple[Pcm, object], tuple[list[Pcm], VocoderBuffer] | None]:
         """Turn the buffer and new codes into sound, a request for each of their `portions`.
 
         Returns:
@@ -160,11 +160,9 @@ class Voicing:
             if is_cut():
                 return None
             flush = last and index == len(portions) - 1
-            pcm, state = yield Sounding(
-                codes=portion, state=state, last=flush, voice=voice, key=key
-            )
+            pcm, state = yield Vocode(codes=portion, state=state, last=flush, voice=voice, key=key)
             sound.append(pcm)
-        return sound, Voicing(buffer=waiting, state=state)
+        return sound, VocoderBuffer(buffer=waiting, state=state)
 
 
 class PieceVocoder:
@@ -223,9 +221,9 @@ class PieceVocoder:
     def prepare(self, voice: object) -> None:
         """Do nothing: a turn starts from silence."""
 
-    def sound(self, soundings: Sequence[Sounding]) -> list[tuple[Pcm, object]]:
-        """Join the pieces of each sounding."""
-        return [self._join(item) for item in soundings]
+    def sound(self, requests: Sequence[Vocode]) -> list[tuple[Pcm, object]]:
+        """Join the pieces of each request."""
+        return [self._join(item) for item in requests]
 
     def _lag(self, code: int, tail: Pcm) -> int:
         overlap, search = self._overlap, self._search
@@ -240,10 +238,10 @@ class PieceVocoder:
         likeness[search // 2] += NOMINAL_BONUS
         return int(likeness.argmax())
 
-    def _join(self, sounding: Sounding) -> tuple[Pcm, object]:
+    def _join(self, request: Vocode) -> tuple[Pcm, object]:
         frame, overlap = self._frame, self._overlap
-        codes = sounding.codes if sounding.last else sounding.codes[:-LOOKAHEAD]
-        tail = sounding.state
+        codes = request.codes if request.last else request.codes[:-LOOKAHEAD]
+        tail = request.state
         out = np.zeros(len(codes) * frame, np.float32)
         for index, code in enumerate(codes):
             piece = self._pieces[code]

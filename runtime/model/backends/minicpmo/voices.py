@@ -32,7 +32,7 @@ from ...voice.vocoder import VOICES, Chunk, Turn, VoiceSteps, session_bytes, siz
 from ...voice.vocoder import Vocoder as PublishedVocoder
 from .checkpoint import CheckpointError
 from .device import MemoryPlan
-from .vocoder import Pcm, PieceVocoder, Sounding, Vocoder
+from .vocoder import Pcm, PieceVocoder, Vocode, Vocoder
 
 PIECES: Final = "pieces.safetensors"
 FILES: Final = (
@@ -250,10 +250,10 @@ class PublishedVoice:
         assert isinstance(voice, audio.Reference), voice
         self._vocoder.voice(voice)
 
-    def sound(self, soundings: Sequence[Sounding]) -> list[tuple[Pcm, object]]:
+    def sound(self, requests: Sequence[Vocode]) -> list[tuple[Pcm, object]]:
         """Speak a chunk of each turn."""
         chunks = list[Chunk]()
-        for each in soundings:
+        for each in requests:
             assert isinstance(each.voice, audio.Reference), each.voice
             assert each.state is None or isinstance(each.state, Turn), each.state
             chunks.append(

@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Final, TypeVar
 import attrs
 from torch import Tensor
 
-from .audio import Hearing
+from .audio import EncodeAudio
 from .logits import CodeChoice, TokenLogits
-from .vocoder import Prepare, Sounding
+from .vocoder import Prepare, Vocode
 
 Result = TypeVar("Result")
 
@@ -25,7 +25,7 @@ COMPANY_MAX: Final = 128
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class See:
+class EncodeImage:
     """A slice of a picture, (3, h, w) in [-1, 1], answered by its embeddings, (queries, width).
 
     If `is_alone`, it is not batched, which would gain nothing.
@@ -43,7 +43,7 @@ class See:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Recall:
+class EncodeReference:
     """Reference audio, (samples,), 16 kHz, at most 30 s; answered by (10 a second, width)."""
 
     pcm: Tensor
@@ -58,7 +58,7 @@ class Recall:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Feed:
-    """Rows (T, width) for the language model, after `start` tokens; answered by `Fed`."""
+    """Rows (T, width) for the language model, after `start` tokens; answered by `LlmOutput`."""
 
     slot: int
     start: int
@@ -77,7 +77,7 @@ class Feed:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Fed:
+class LlmOutput:
     """The language model's output for the last row: `hidden` (width,), and logits."""
 
     hidden: Tensor
@@ -105,7 +105,7 @@ class Speak:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class InTurn:
+class KnownRows:
     """Requests of a session, one row each, in turn: `Feed` or `Speak`; answered by their answers.
 
     All rows are known, so they run as one batch. Each has the same bits as by itself: it sees the
@@ -125,7 +125,7 @@ class InTurn:
         return ("in turn", type(self.works[0]))
 
 
-Work = See | Hearing | Recall | Feed | Speak | InTurn | Prepare | Sounding
+Work = EncodeImage | EncodeAudio | EncodeReference | Feed | Speak | KnownRows | Prepare | Vocode
 Steps = Generator[Work, Any, Result]
 Compute = Callable[[Sequence[Work]], list[Any]]
 """Answers requests of one bucket, in their order."""
@@ -135,11 +135,11 @@ Compute = Callable[[Sequence[Work]], list[Any]]
 
 
 @attrs.define
-class Known:
+class KnownIds:
     """The ids that a unit that is run again is known to feed one by one, and the answers to them.
 
-    They are fed at once (`InTurn`): an exact rebuild of a speaking session takes 40 to 67% of the
-    time (39 and 25 seconds of it per second of CPU, not 26 and 10).
+    They are fed at once (`KnownRows`): an exact rebuild of a speaking session takes 40 to 67% of
+    the time (39 and 25 seconds of it per second of CPU, not 26 and 10).
 
     Attributes:
         ids: in their order.
@@ -159,6 +159,6 @@ class Known:
         if not at < len(self.ids) <= self.most or self.ids[at] != index:
             raise ValueError("it feeds other ids than recorded")
         if not at:
-            self._answers.extend((yield InTurn(works=[*map(self.work, range(len(self.ids)))])))
+            self._answers.extend((yield KnownRows(works=[*map(self.work, range(len(self.ids)))])))
         self._count += 1
         return self._answers.popleft()

@@ -29,7 +29,7 @@ from runtime.model.backends.minicpmo import voices
 from runtime.model.backends.minicpmo.device import plan
 from runtime.model.backends.minicpmo.model import VOCODER, DuplexModel
 from runtime.model.backends.minicpmo.session import SteppedSession
-from runtime.model.backends.minicpmo.vocoder import Sounding
+from runtime.model.backends.minicpmo.vocoder import Vocode
 from runtime.model.backends.minicpmo.voices import PublishedVoice, planned
 from runtime.model.backends.minicpmo.work import Steps
 from runtime.model.engine.backend import EngineBackend
@@ -377,13 +377,11 @@ def test_what_is_computed_together_is_not_exact(
     assert exact.fingerprint["voice"] == "token2wav in steps of 1"
     assert batched.fingerprint != vocoder.fingerprint
     voice = vocoder.open(reference_pcm(1))
-    soundings = [
-        Sounding(codes=(7,) * 28, state=None, last=False, voice=voice, key=str(key))
+    requests = [
+        Vocode(codes=(7,) * 28, state=None, last=False, voice=voice, key=str(key))
         for key in range(3)
     ]
-    for (pcm, _), (other, _) in zip(
-        vocoder.sound(soundings), batched.sound(soundings), strict=True
-    ):
+    for (pcm, _), (other, _) in zip(vocoder.sound(requests), batched.sound(requests), strict=True):
         assert np.abs(pcm - other).max() < 2e-2
     drawn = iter(range(100))
     speak = vocoder._vocoder.speak

@@ -71,8 +71,8 @@ async def test_a_session_that_comes_later_falls_into_step() -> None:
 
 
 async def test_an_idle_session_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is waited for no longer than `GATHER_S`."""
-    monkeypatch.setattr("runtime.model.engine.backend.GATHER_S", 0.02)
+    """It is waited for no longer than `BARRIER_S`."""
+    monkeypatch.setattr("runtime.model.engine.backend.BARRIER_S", 0.02)
     backend = EngineBackend(Batches(), is_live=False)
     idle = await backend.open(opening("0"), slot=0)
     with anyio.fail_after(60):
@@ -85,7 +85,7 @@ async def test_a_session_that_is_not_opened_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """After an opening that failed the others go on at once."""
-    monkeypatch.setattr("runtime.model.engine.backend.GATHER_S", 600.0)
+    monkeypatch.setattr("runtime.model.engine.backend.BARRIER_S", 600.0)
     model = Batches()
     backend = EngineBackend(model, is_live=False)
     model.error = RuntimeError("broken")

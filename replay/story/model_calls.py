@@ -1,7 +1,7 @@
 """The questions to the model, and their results.
 
-An exchange is a unit, a turn of chat, or a second of a transcription, in the same terms for all, so
-that they are compared and shown in one way. Values are those recorded; one is held at a time.
+A model call is a unit, a turn of chat, or a second of a transcription, in the same terms for all,
+so that they are compared and shown in one way. Values are those recorded; one is held at a time.
 
 A question is an effect, and its answer an event: both are named by a call and its number, which is
 a unit's or a turn's index, a chunk's in its utterance, or the lease.
@@ -85,14 +85,14 @@ def _named(fact: object, table: Mapping[type, tuple[CallName, str]]) -> Call | N
     return name, int(number)
 
 
-ExchangeKind = Literal["unit", "turn", "chunk"]
+ModelCallKind = Literal["unit", "turn", "chunk"]
 Failure = Literal["failed", "context_full"]
 Outcome = (
     Literal["pending", "lost", "listen", "speech", "withheld", "ended", "heard"]
     | model.StopReason
     | Failure
 )
-"""The result of an exchange.
+"""The result of a model call.
 
 `pending`: no result yet, or none came; `lost`: its worker was lost; `withheld`: a unit spoke, and
 was interrupted (B6); `ended`: the session was over when its result came; `heard`: a second was
@@ -100,18 +100,18 @@ transcribed; `failed` and `context_full` are the model's. The others are those o
 """
 UNANSWERED: Final = frozenset({"pending", "lost", "failed", "context_full"})
 OUTPUTS: Final = frozenset({"pcm", "decided_ids", "fed_ids", "codec_ids", "finalized_ids"})
-"""Large outputs, which a caller that keeps many exchanges leaves out."""
+"""Large outputs, which a caller that keeps many model calls leaves out."""
 
-_BEGINNINGS: Final[Mapping[object, ExchangeKind]] = {
+_START_EFFECTS: Final[Mapping[object, ModelCallKind]] = {
     "StartUnit": "unit",
     "StartTurn": "turn",
     "StartChunk": "chunk",
 }
-"""By an exchange's first effect, whose field named by the kind holds the question."""
+"""By a model call's first effect, whose field named by the kind holds the question."""
 
 
 @attrs.frozen(kw_only=True)
-class Exchange:
+class ModelCall:
     """One unit, one turn of chat, or one chunk of a transcription.
 
     Attributes:
@@ -143,7 +143,7 @@ class Exchange:
         finalized_kv_added: tokens added by that to the KV cache, or removed.
     """
 
-    kind: ExchangeKind
+    kind: ModelCallKind
     index: int
     seq: int
     started_ns: int
@@ -196,17 +196,17 @@ class Exchange:
         return "" if self.stopped is None else f"{self.stopped.stage} {self.stopped.step}"
 
 
-class Exchanges:
-    """Follows a session's exchanges, without fields left out: each begins when the last is over."""
+class ModelCallStory:
+    """Follows a session's model calls, without fields left out; each begins when the last ends."""
 
     def __init__(self, leaves_out: frozenset[str] = frozenset()) -> None:
-        self.current: Exchange | None = None
+        self.current: ModelCall | None = None
         self._leaves_out: Final = leaves_out
         self._kv_length = self._chunks = 0
 
-    def begin(self, record: Record) -> Exchange | None:
-        """Take an effect; return the exchange before, if this one begins another."""
-        kind = _BEGINNINGS.get(record.fields.get("type"))
+    def begin(self, record: Record) -> ModelCall | None:
+        """Take an effect; return the model call before, if this one begins another."""
+        kind = _START_EFFECTS.get(record.fields.get("type"))
         asked = record.fields.get(kind) if kind is not None else None
         index = asked.get("index") if isinstance(asked, Mapping) else None
         if kind is None or not isinstance(asked, Mapping) or not isinstance(index, int):
@@ -218,7 +218,7 @@ class Exchanges:
             place, index, self._chunks = (utterance, index), self._chunks, self._chunks + 1
         last, self.current = (
             self.current,
-            Exchange(
+            ModelCall(
                 kind=kind,
                 index=index,
                 seq=record.seq,
@@ -236,7 +236,7 @@ class Exchanges:
         self._change("unit", index, outcome="withheld")
 
     def take(self, event: ev.Event, *, is_over: bool) -> None:
-        """Take any event, stale for an old exchange; `is_over`: the session had ended before."""
+        """Take any event, stale for an old model call; `is_over`: the session had ended before."""
         at_ns = event.at_ns
         match event:
             case ev.BackendOpened(opened=opened):
@@ -313,10 +313,10 @@ class Exchanges:
         more |= {"pcm": made.pcm, "codec_ids": made.codec_ids, "audio_ms": audio_ms(made.pcm)}
         return {name: getattr(turn, name) + value for name, value in more.items()}
 
-    def _fail(self, kind: ExchangeKind, index: int | None, at_ns: int, *, is_full: bool) -> None:
+    def _fail(self, kind: ModelCallKind, index: int | None, at_ns: int, *, is_full: bool) -> None:
         self._change(kind, index, done_ns=at_ns, outcome="context_full" if is_full else "failed")
 
-    def _change(self, kind: ExchangeKind, index: Value, **changes: Any) -> None:
+    def _change(self, kind: ModelCallKind, index: Value, **changes: Any) -> None:
         current = self.current
         if current is not None and (current.kind, current.index) == (kind, index):
             kept = {n: value for n, value in changes.items() if n not in self._leaves_out}
@@ -328,11 +328,11 @@ def audio_ms(pcm: bytes) -> int:
     return len(pcm) // model.SAMPLE_BYTES * 1000 // model.OUTPUT_RATE_HZ
 
 
-def spoken_ms(exchange: Exchange | None) -> int:
-    """Return the length of the sound that a client got of an exchange so far."""
-    if exchange is None or exchange.outcome in ("withheld", "ended"):
+def spoken_ms(call: ModelCall | None) -> int:
+    """Return the length of the sound that a client got of a model call so far."""
+    if call is None or call.outcome in ("withheld", "ended"):
         return 0
-    return exchange.audio_ms
+    return call.audio_ms
 
 
 def calls_text(calls: Iterable[model.ToolCall]) -> str:
