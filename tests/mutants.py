@@ -97,7 +97,7 @@ EQUIVALENT: Final[Mapping[str, str]] = {
     'scaled = np.frombuffer(pcm, "<f4").clip(-2, 1) * np.float32(PCM16_SCALE)': (
         "what is below full scale is cut off once more after it is scaled"
     ),
-    "recorder/storage/remote.py _Ranges.__init__: self._start = 0 -> self._start = 1": (
+    "recorder/storage/remote.py _RemoteSource.__init__: self._start = 0 -> self._start = 1": (
         "nothing is loaded yet: only how much the first read reads ahead is another"
     ),
 }

@@ -22,7 +22,7 @@ from runtime.model.backends.scripted import ScriptedBackend, Speaks, Step
 from runtime.net.http import HEADERS_MAX
 from runtime.net.limits import Counters
 from runtime.net.listener import Address, WebSocketRequest
-from runtime.session.setup import Arrival
+from runtime.session.setup import SessionSpec
 from runtime.settings.settings import HANDSHAKE_S, Settings
 from tests.network.transport import (
     CLOSE,
@@ -87,7 +87,7 @@ async def attacked(
 
         async def handle(request: WebSocketRequest) -> None:
             websocket = await request.accept()
-            await made.server.handle(websocket, Arrival(mode=mode))
+            await made.server.handle(websocket, SessionSpec(mode=mode))
 
         async with serving(handle, allowed=allowed, counters=counters) as address:
             yield Target(address=address, world=made, counters=counters)

@@ -244,7 +244,7 @@ def expired(kind: Kind, reason: EndReason) -> None:
         kind.peer.send_error(ErrorCode.SESSION_EXPIRED, f"the session is over: {text}")
 
 
-def own_time(kind: Kind, settings: oa.OpenAISession) -> oa.OpenAISession:
+def start_time_limit(kind: Kind, settings: oa.OpenAISession) -> oa.OpenAISession:
     """Have a session's time begin with its slot; returns its settings, which tell the end."""
     if not kind.has_own_time:
         return settings

@@ -38,7 +38,7 @@ FOUND_MS_MAX: Final = 2 * MS_PER_S
 
 
 @attrs.define
-class Spoken:
+class DictatedUtterance:
     """An utterance as its client knows it.
 
     Attributes:
@@ -86,8 +86,8 @@ class Dictation(ChunkKind):
     updates: int = 0
     items_made: int = 0
     last_item: str | None = None
-    open: Spoken | None = None
-    unanswered: deque[Spoken] = attrs.Factory(deque)
+    open: DictatedUtterance | None = None
+    unanswered: deque[DictatedUtterance] = attrs.Factory(deque)
     sound: bytes = b""
     tail: bytes = bytes(HISTORY_BYTES)
     samples: int = 0
@@ -110,7 +110,7 @@ class Dictation(ChunkKind):
 
     def first_slot(self) -> None:
         """Tell the client that the session is there, and take the sound that came early."""
-        self.settings = shared.own_time(self, self.settings)
+        self.settings = shared.start_time_limit(self, self.settings)
         self.peer.send_created(prompt_length=0, openai=self.settings)
         self.peer.move(ModelChosen)
         self.peer.active_ns = self.step.now_ns
@@ -125,20 +125,20 @@ class Dictation(ChunkKind):
         """End the session, if the client is silent or its time is over; or what it speaks."""
         match name:
             case "idle":
-                self.loop.look_at_idle()
+                self.loop.check_idle()
             case "session":
                 self.loop.end_after("timeout")
             case "silence":
-                self._look_at_speech()
+                self._check_speech_end()
             case _:
                 super().timed_out(name)
 
     def peer_attached(self, event: ev.PeerAttached) -> None:
         """Go on with a client that is back: its speech may be open."""
         super().peer_attached(event)
-        self._look_at_speech()
+        self._check_speech_end()
 
-    def _look_at_speech(self) -> None:
+    def _check_speech_end(self) -> None:
         """End the speech of a client that sends no sound any more."""
         if not self.is_speaking or self.peer.is_detached or not self.step.behaves(ENDS_SPEECH):
             return
@@ -268,7 +268,7 @@ class Dictation(ChunkKind):
         self.sound = self.sound[max(len(self.sound) - later * SAMPLE16_BYTES, 0) :]
         self._start(item_id)
         self._feed()
-        self._look_at_speech()
+        self._check_speech_end()
 
     def speech_stopped(self, event: ev.SpeechStopped) -> None:
         """Commit the utterance; sound after it may belong to the next one."""
@@ -320,7 +320,7 @@ class Dictation(ChunkKind):
     def _start(self, item_id: str) -> None:
         utterance = self.loop.open_utterance()
         self.tail = bytes(HISTORY_BYTES)
-        self.open = Spoken(item_id, is_lost=utterance is None)
+        self.open = DictatedUtterance(item_id, is_lost=utterance is None)
         if utterance is not None:
             utterance.is_begun = True
             self.unanswered.append(self.open)

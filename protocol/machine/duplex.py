@@ -134,7 +134,7 @@ class Setup:
             return None
         if message.tools == self.loop.tools.offered:  # whose client gives them functions again
             message = attrs.evolve(message, tools=())
-        if _asks_for_another(message):
+        if _opens_model(message):
             return Refused(code=ErrorCode.INVALID_PAYLOAD, message=_KEPT)
         return None
 
@@ -213,7 +213,7 @@ class Setup:
 
     def leaving(self) -> None:
         """Let more units wait than usual, and calls of tools longer."""
-        self.loop.input.let_wait(self.step.limits.rebuild_units)
+        self.loop.input.raise_waiting_limit(self.step.limits.rebuild_units)
         self.loop.tools.stop_time()
 
     def resume_work(self) -> None:
@@ -267,7 +267,7 @@ class Setup:
                 self.migration.move_if_due()
 
 
-def _asks_for_another(init: Init) -> bool:
+def _opens_model(init: Init) -> bool:
     """Whether an init has what opens a model."""
     plain = Init(instructions="")
     names = ("instructions", "ref_audio", "tts_ref_audio", "max_slice_nums", "config", "tools")

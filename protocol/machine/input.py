@@ -239,7 +239,7 @@ class Input:
         self.pictures, self.waiting = (), WaitingUnits()
         self.assembler = Assembler(ordinal=ordinal)
 
-    def let_wait(self, units: int) -> None:
+    def raise_waiting_limit(self, units: int) -> None:
         """Let more units wait than usual."""
         self.waiting.most = max(units, limits.UNITS_PENDING_MAX)
 

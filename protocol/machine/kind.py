@@ -143,7 +143,7 @@ class SlotUser(Protocol):
         """Ask for a slot again."""
 
 
-class Migrating(Protocol):
+class MigratingKind(Protocol):
     """The kind of a session that holds its slot to its end."""
 
     def first_slot(self) -> None:
@@ -156,7 +156,7 @@ class Migrating(Protocol):
         """End the session: the model does not answer."""
 
 
-class Work(Protocol):
+class MigratableWork(Protocol):
     """What the model does for a session that holds its slot to its end."""
 
     def past_s(self) -> int | None:
@@ -187,9 +187,9 @@ class Migration:
     recording: Recording
     slot: Slot
     call: Call
-    kind: Migrating
+    kind: MigratingKind
     has_queue_messages: bool = True
-    work: Work = attrs.field(init=False)
+    work: MigratableWork = attrs.field(init=False)
     is_migrating: bool = False
     is_revoked: bool = False
     is_repeated: bool = False

@@ -164,7 +164,7 @@ class Omni(DuplexKind):
         """Go on with a client that is back: an answer may still be due."""
         self.connections += 1
         name, number = self.peer.session_id, self.connections
-        back = om.CameBack(session_id=name, connection=number, omni=self._in_force)
+        back = om.SessionResumed(session_id=name, connection=number, omni=self._in_force)
         self.peer.greeting = RESUMED.encode(back)
         super().peer_attached(event)
         self._expect_answer()
@@ -295,7 +295,7 @@ class Omni(DuplexKind):
         self._count_epoch()
         if not (self.conversation.is_speaking or self.is_asked):
             return
-        self.loop.fall_silent()
+        self.loop.stop_speaking()
         self.loop.response_id, self.due_units = None, 0
         self._finish("cancelled", reason)
         if self.is_asked:
@@ -370,7 +370,7 @@ class Omni(DuplexKind):
         )
         talk.speak(piece)
         if talk.is_too_long:
-            self.loop.fall_silent()
+            self.loop.stop_speaking()
             self.loop.response_id = None
             self._finish("incomplete", "max_output_tokens")
         elif outcome.end_of_turn:

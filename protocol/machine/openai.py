@@ -122,7 +122,7 @@ class OpenAI(DuplexKind):
     def first_slot(self) -> None:
         """Tell the client that the session is there, and add the items that came early."""
         super().first_slot()
-        self.conversation.settings = shared.own_time(self, self.settings)
+        self.conversation.settings = shared.start_time_limit(self, self.settings)
         if self.has_own_time:
             self.timers.cancel("init")
         self.send_created()
@@ -310,7 +310,7 @@ class OpenAI(DuplexKind):
             self.ending_ms = None
             return False
         self.conversation.end_response("failed", fault="timeout")
-        self.loop.fall_silent()
+        self.loop.stop_speaking()
         self._fill_up()
         self._expect_answer()
         return True
@@ -674,7 +674,7 @@ class OpenAI(DuplexKind):
 
     def _interrupt(self, reason: oa.ResponseReason) -> None:
         """Have the model listen, and end the response that is there or was asked for."""
-        self.loop.fall_silent()
+        self.loop.stop_speaking()
         self.loop.response_id, self.due_units = None, 0
         self.conversation.end_response("cancelled", reason)
         if self.is_asked:
@@ -693,7 +693,7 @@ class OpenAI(DuplexKind):
         self._play(len(outcome.pcm) // SAMPLE_BYTES)
         self.conversation.speak(outcome)
         if self.conversation.is_too_long:
-            self.loop.fall_silent()
+            self.loop.stop_speaking()
             self.loop.response_id = None
             self.conversation.end_response("incomplete", "max_output_tokens")
         is_over = self.conversation.response is None

@@ -13,10 +13,10 @@ step, to see whether it only brings sound to be kept (`read_ahead`):
     literals  {"type":"input.append","input":{"audio":"        ","force_listen":false}}
 
 A client sends up to fifty appends a second. Where the text between their media (the *literals*) is
-that of an earlier frame, JSON gives the same object but for the media, the *holes*, and only the
+that of an earlier frame, JSON gives the same object but for the media (the *variables*). Only the
 rows of these are read again. `Template.read` gives exactly what parsing would give, or None: then
-parse. A hole is one whole string of JSON, without escapes. Before a template is used, it is parsed
-once with other words in its holes, which shows that the literals are what they seem.
+parse. A variable is one whole string of JSON, without escapes. Before a template is used, it is
+parsed once with other words in its variables, which shows that the literals are what they seem.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ..values.records import DIGEST_BYTES
 from ..values.requests import Append, AppendSound, BadPicture
 from ..values.state import ACCEPT, KEEP, OPENAI_GATES, Gate, Verdict, judge
 from ..wire import dialects
-from ..wire.codec import NAMED, SEEN, SPOKEN, Context, Json, Reading, dump_frame, parse_frame
+from ..wire.codec import NAMED, SEEN, SPOKEN, Context, Json, ParseState, dump_frame, parse_frame
 from ..wire.dialects.shared import OPENAI_SESSIONS, STANDALONE, TOOL_RESULT, is_openai_update
 from ..wire.dialects.transcription import begins_with_create
 from ..wire.table import Dialect, Field, Object, Row, Rule, Table
@@ -107,7 +107,7 @@ EVENT_ID: Final = "event_id"
 
 
 @attrs.frozen(kw_only=True)
-class _Hole:
+class _Variable:
     """A row whose value differs: a string, or an array of `count` strings; `keys` lead to it."""
 
     row: Field
@@ -123,7 +123,7 @@ class _Hole:
         return ".".join(("$", *self.keys))
 
     def first(self, texts: Iterator[str]) -> list[str]:
-        """Take its strings off those of this hole and all later ones."""
+        """Take its strings off those of this variable and all later ones."""
         return list(islice(texts, self.count or 1))
 
     def texts(self, body: Json) -> list[str]:
@@ -142,7 +142,7 @@ class _Hole:
 
 
 @attrs.frozen
-class Alike:
+class TemplateMatch:
     """A message that was read by a template, and its `event_id`, if it has any."""
 
     message: Append | AppendSound
@@ -154,14 +154,14 @@ class Template:
     """What such messages have in common.
 
     Attributes:
-        literals: the text before, between and after the holes.
-        event_id: of all of them; None if it is a hole.
+        literals: the text before, between and after the variables.
+        event_id: of all of them; None if it is a variable.
     """
 
     literals: tuple[str, ...]
     _cls: type[Append] | type[AppendSound]
     _context: Context
-    _holes: tuple[_Hole, ...]
+    _fields: tuple[_Variable, ...]
     _are_names: tuple[bool, ...]
     _values: Mapping[str, Any]
     _event_id: object
@@ -180,44 +180,44 @@ class Template:
         literals = tuple(frame[end:start] for end, start in zip(ends, starts, strict=True))
         if sum(map(len, literals)) > LITERAL_CHARS_MAX or starts != sorted(starts):
             return None
-        holes = tuple(hole for hole, _ in found)
-        if not _is_right(body, literals, holes):
+        fields = tuple(field for field, _ in found)
+        if not _is_right(body, literals, fields):
             return None
-        varied = {hole.row.attribute for hole in holes}
+        varied = {field.row.attribute for field in fields}
         names = (field.name for field in attrs.fields(type(message)))
-        is_named = any(hole.is_event_id for hole in holes)
+        is_named = any(field.is_event_id for field in fields)
         return cls(
             literals=literals,
             cls=type(message),
             context=context,
-            holes=holes,
-            are_names=tuple(hole.is_name for hole in holes for _ in hole.texts(body)),
+            fields=fields,
+            are_names=tuple(field.is_name for field in fields for _ in field.texts(body)),
             values={name: getattr(message, name) for name in names if name not in varied},
             event_id=None if is_named else body.get(EVENT_ID),
         )
 
-    def read(self, frame: str) -> Alike | None:
+    def read(self, frame: str) -> TemplateMatch | None:
         """Read a frame like the first; None: it is to be parsed."""
         texts = self._cut(frame)
         if texts is None:
             return None
         values, event_id, left = dict(self._values), self._event_id, iter(texts)
-        for hole in self._holes:
-            here = hole.first(left)
-            body: Json = {hole.name: here[0] if hole.count is None else here}
+        for field in self._fields:
+            here = field.first(left)
+            body: Json = {field.name: here[0] if field.count is None else here}
             try:
-                hole.row.take(Reading(body, hole.path, "", self._context, values))
+                field.row.take(ParseState(body, field.path, "", self._context, values))
             except FieldError:
                 return None
-            if hole.is_event_id:
+            if field.is_event_id:
                 event_id = here[0]
         frames = values.get("frames")
         if frames and any(isinstance(each, BadPicture) for each in frames):
             return None  # what is not base64 may not be JSON either
-        return Alike(self._cls(**values), event_id)
+        return TemplateMatch(self._cls(**values), event_id)
 
     def _cut(self, frame: str) -> list[str] | None:
-        """Return what is in the holes; None if the frame is another, or has escapes in them."""
+        """Return the variables' strings; None if the frame is another, or has escapes in them."""
         texts, at = list[str](), 0
         for literal, is_name in zip(self.literals, self._are_names, strict=False):
             if not frame.startswith(literal, at):
@@ -237,24 +237,24 @@ class Template:
 
 def _find(
     frame: str, body: Json, rows: tuple[Row, ...], context: Context
-) -> list[tuple[_Hole, list[tuple[int, int]]]]:
-    """Find the holes of a frame and the places of their strings, in order; empty if not sure."""
+) -> list[tuple[_Variable, list[tuple[int, int]]]]:
+    """Find a frame's variables and the places of their strings, in order; empty if not sure."""
     found = []
-    for hole in _holes(rows, body, context):
+    for field in _fields(rows, body, context):
         spots = list[tuple[int, int]]()
-        for text in hole.texts(body):
+        for text in field.texts(body):
             after = spots[-1][1] if spots else 0  # pictures of one camera begin alike
             start = frame.find(f'"{text[:_TRIED_CHARS]}', after) + 1
             if not (start and frame.startswith(f'{text}"', start)):
                 return []
             spots.append((start, start + len(text)))
-        found.append((hole, spots))
+        found.append((field, spots))
     return sorted(found, key=lambda one: one[1])
 
 
-def _holes(
+def _fields(
     rows: tuple[Row, ...], body: Json, context: Context, keys: tuple[str, ...] = ()
-) -> Iterator[_Hole]:
+) -> Iterator[_Variable]:
     """List the rows of an object that were given media or a plain name."""
     if any(isinstance(row, Rule) for row in rows):
         return  # A rule may read any field.
@@ -262,14 +262,14 @@ def _holes(
         if isinstance(row, Object):
             inner = body.get(row.name)
             if isinstance(inner, dict) and not row.attr:
-                yield from _holes(row.shape.rows_for(context), inner, context, (*keys, row.name))
+                yield from _fields(row.shape.rows_for(context), inner, context, (*keys, row.name))
         elif isinstance(row, Field) and not row.after and context.mode not in row.aside_in:
             given = [name for name in row.names if body.get(name) is not None]
             if len(given) == 1:
-                yield from _hole(row, given[0], body[given[0]], keys)
+                yield from _variable(row, given[0], body[given[0]], keys)
 
 
-def _hole(row: Field, name: str, value: object, keys: tuple[str, ...]) -> Iterator[_Hole]:
+def _variable(row: Field, name: str, value: object, keys: tuple[str, ...]) -> Iterator[_Variable]:
     is_media = row.kind.holds in (SPOKEN, SEEN)
     is_name = row.kind.holds is NAMED or (row.name == EVENT_ID and not keys)
     count = None
@@ -282,15 +282,15 @@ def _hole(row: Field, name: str, value: object, keys: tuple[str, ...]) -> Iterat
         is_hole = is_media and isinstance(value, str)
     if is_hole:
         is_event_id = name == EVENT_ID and not keys
-        yield _Hole(
+        yield _Variable(
             row=row, name=name, keys=keys, count=count, is_name=is_name, is_event_id=is_event_id
         )
 
 
-def _is_right(body: Json, literals: tuple[str, ...], holes: tuple[_Hole, ...]) -> bool:
-    """Whether the literals, parsed with other words in the holes, are the message but for these."""
+def _is_right(body: Json, literals: tuple[str, ...], fields: tuple[_Variable, ...]) -> bool:
+    """Whether the literals, parsed with other words in place, are the message but for these."""
     words = [f"~{number}~" for number in range(len(literals) - 1)]
-    given, before = "".join(literals), [text for hole in holes for text in hole.texts(body)]
+    given, before = "".join(literals), [text for field in fields for text in field.texts(body)]
     if any(word in given or word in before for word in words):
         return False
     text = "".join(chain.from_iterable(zip_longest(literals, words, fillvalue="")))
@@ -299,14 +299,14 @@ def _is_right(body: Json, literals: tuple[str, ...], holes: tuple[_Hole, ...]) -
     except FrameError:
         return False
     left = iter(words)
-    for hole in holes:
+    for field in fields:
         try:
-            texts = hole.texts(parsed)
+            texts = field.texts(parsed)
         except (KeyError, TypeError):
             return False
-        if texts != hole.first(left):
+        if texts != field.first(left):
             return False
-        hole.fill(parsed, hole.texts(body))
+        field.fill(parsed, field.texts(body))
     return parsed == body
 
 
@@ -349,7 +349,7 @@ class AppendTemplates:
         if template is not None and template.literals not in known:
             self._templates.append(template)
 
-    def read(self, gate: Gate, frame: Frame, context: Context) -> Alike | None:
+    def read(self, gate: Gate, frame: Frame, context: Context) -> TemplateMatch | None:
         """Read a frame like an earlier append; None: it is to be parsed."""
         if (
             not isinstance(frame, str)

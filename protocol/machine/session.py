@@ -33,7 +33,7 @@ from ..wire.codec import frame_bytes
 from .chat import ActiveTurn, Chat, SingleRequest, TurnKind
 from .conversation import Conversation, SoundPieces
 from .core import Phase, Step
-from .dictation import Dictation, Spoken
+from .dictation import DictatedUtterance, Dictation
 from .duplex import Duplex, PendingInit, Setup
 from .input import Attachments, CameraFrame, PendingUnit, ToolCalls
 from .kind import Kind, Migration
@@ -361,7 +361,7 @@ def _dictation(dictation: Dictation) -> Keys:
     }
 
 
-def _spoken(spoken: Spoken) -> list[object]:
+def _spoken(spoken: DictatedUtterance) -> list[object]:
     return [spoken.item_id, spoken.samples, spoken.is_lost]
 
 

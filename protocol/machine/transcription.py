@@ -151,7 +151,7 @@ class ChunkLoop:
     def cut(self) -> None:
         """Let the chunk in progress end: it is not cut."""
 
-    def look_at_idle(self) -> None:
+    def check_idle(self) -> None:
         """End a silent session; otherwise set its timer again, rather than with every frame."""
         if not self.call.is_idle:
             self.peer.active_ns = self.step.now_ns
@@ -422,7 +422,7 @@ class Transcription(ChunkKind):
     def timed_out(self, name: ev.TimerName) -> None:
         """End the session: no model was chosen in time, or the client is silent."""
         if name == "idle":
-            self.loop.look_at_idle()
+            self.loop.check_idle()
         elif name == "session":
             self.loop.end_after("timeout")
         elif name == "init":

@@ -35,8 +35,8 @@ from .kind import MODEL_LOST, Migration, Slot
 
 
 @attrs.define
-class Owed:
-    """A unit whose result is owed, the chunk that completed it, and its pending results."""
+class AwaitedUnit:
+    """A unit whose result is awaited, the chunk that completed it, and its pending results."""
 
     ordinal: int
     chunk: int
@@ -56,12 +56,12 @@ class Lockstep:
     """
 
     kv_length: int
-    units: deque[Owed] = attrs.Factory(deque)
+    units: deque[AwaitedUnit] = attrs.Factory(deque)
     chunk: int = -1
 
-    def owe(self, ordinal: int, chunk: int) -> None:
+    def add_unit(self, ordinal: int, chunk: int) -> None:
         """Note a unit that a chunk completed."""
-        self.units.append(Owed(ordinal=ordinal, chunk=chunk))
+        self.units.append(AwaitedUnit(ordinal=ordinal, chunk=chunk))
 
     def wait(self) -> int:
         """Note a chunk that completed none; returns how many pending results are due now."""
@@ -69,17 +69,17 @@ class Lockstep:
 
     def answer(self) -> int:
         """Note the result of the unit in flight; returns how many pending ones are due now."""
-        owed = self.units.popleft()
-        self.chunk = owed.chunk
-        return owed.pending
+        unit = self.units.popleft()
+        self.chunk = unit.chunk
+        return unit.pending
 
     def drop(self, ordinal: int) -> int:
         """Note a dropped unit; returns how many pending results are due now."""
-        numbers = [owed.ordinal for owed in self.units]
+        numbers = [unit.ordinal for unit in self.units]
         index = numbers.index(ordinal)
         dropped = self.units[index]
         del self.units[index]
-        others = any(owed.chunk == dropped.chunk for owed in self.units)
+        others = any(unit.chunk == dropped.chunk for unit in self.units)
         is_answered = others or self.chunk == dropped.chunk
         return self._pend(index - 1, dropped.pending + (not is_answered))
 
@@ -244,7 +244,7 @@ class UnitLoop:
         for unit in units:
             dropped = self.input.waiting.push(unit)
             if self.lockstep is not None:
-                self.lockstep.owe(unit.ordinal, self.appends)
+                self.lockstep.add_unit(unit.ordinal, self.appends)
             if dropped is not None:
                 self.input.drop(dropped)
                 self.kind.unit_dropped()
@@ -264,7 +264,7 @@ class UnitLoop:
     def _search(self, message: Append) -> Append:
         """Have speech found in an append; while the user speaks on, the model listens to it."""
         if self.step.limits.barge_in or self.speech.sought:
-            self._speak_over(len(message.pcm) // SAMPLE_BYTES)
+            self._stop_overlapped_turn(len(message.pcm) // SAMPLE_BYTES)
             pcm16 = to_pcm16(message.pcm)
             how = self.speech.sought or (SPEECH_THRESHOLD, SPEECH_SILENCE_MS)
             is_over = self.response_id is not None
@@ -273,7 +273,7 @@ class UnitLoop:
         is_forced = self.speech.must_listen
         return attrs.evolve(message, force_listen=True) if is_forced else message
 
-    def _speak_over(self, samples: int) -> None:
+    def _stop_overlapped_turn(self, samples: int) -> None:
         """Stop a turn that began while the user spoke, if the user goes on for a second."""
         speech = self.speech
         if self.response_id is None or not speech.is_speaking or speech.must_listen:
@@ -285,7 +285,7 @@ class UnitLoop:
 
     def _barge_in(self) -> None:
         self.speech.over_samples, self.speech.must_listen = 0, True
-        self.fall_silent()
+        self.stop_speaking()
 
     def speech_started(self, _event: ev.SpeechStarted) -> None:
         """Stop the turn that is being spoken."""
@@ -315,7 +315,7 @@ class UnitLoop:
         elif not self.input.waiting.force_next():
             self.input.assembler.force_listen()
 
-    def fall_silent(self) -> None:
+    def stop_speaking(self) -> None:
         """Have the model listen from now on: the next unit, if none is there (B6)."""
         if self.unit is None and not self.input.waiting.units:
             self.input.assembler.force_listen()

@@ -472,7 +472,7 @@ ServerMessage = (
 
 
 @attrs.frozen(kw_only=True)
-class ComeBack:
+class ResumeRequest:
     """Go on with a session on a new connection; its first message.
 
     Attributes:
@@ -506,5 +506,5 @@ class Resumable:
 
 
 @attrs.frozen(kw_only=True)
-class Replaced:
+class ConnectionReplaced:
     """The client came back on another connection; this one is closed."""

@@ -217,7 +217,7 @@ class Acknowledged:
 
 
 @attrs.frozen(kw_only=True)
-class CameBack:
+class SessionResumed:
     """The client is back on another connection; what it has missed follows.
 
     Attributes:

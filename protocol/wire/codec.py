@@ -300,7 +300,7 @@ class Context:
 
 
 @attrs.define
-class Reading:
+class ParseState:
     """One object of a message, while it is read.
 
     Attributes:
@@ -336,7 +336,7 @@ VOICE_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 
 
 @attrs.frozen
-class Holds:
+class UserContent:
     """The user content of a value.
 
     `form` is the value's: base64 of samples, of a WAV or samples, of a picture, of a video; text.
@@ -354,14 +354,14 @@ IMAGE_URL_HEADS: Final[Mapping[ImageKind, str]] = {
     "WebP": "data:image/webp;base64,",
 }
 """By kind: how a data URL of a picture begins."""
-SPOKEN: Final = Holds("audio", "pcm")
-SEEN: Final = Holds("video", "picture")
-PICTURED: Final = Holds("image", "picture")
-VOICE_SOUND: Final = Holds("voice", "sound")
-VOICE_NAMED: Final = Holds("voice", "name", VOICE_NAME)
-PROMPTED: Final = Holds("prompt", "words")
-USER_TEXT: Final = Holds("text", "words")
-NAMED: Final = Holds("name", "name")
+SPOKEN: Final = UserContent("audio", "pcm")
+SEEN: Final = UserContent("video", "picture")
+PICTURED: Final = UserContent("image", "picture")
+VOICE_SOUND: Final = UserContent("voice", "sound")
+VOICE_NAMED: Final = UserContent("voice", "name", VOICE_NAME)
+PROMPTED: Final = UserContent("prompt", "words")
+USER_TEXT: Final = UserContent("text", "words")
+NAMED: Final = UserContent("name", "name")
 
 
 @attrs.frozen(kw_only=True)
@@ -374,10 +374,10 @@ class FieldType:
         cls: the class of the value, if its docstring adds to the description.
     """
 
-    read: Callable[[Value, Reading], Any]
+    read: Callable[[Value, ParseState], Any]
     schema: Schema
     write: Callable[[Any], object] | None = None
-    holds: Holds | None = None
+    holds: UserContent | None = None
     cls: type | None = None
 
 
@@ -385,7 +385,7 @@ class FieldType:
 
 
 def text(
-    chars_max: int | None = None, chars_min: int = 0, *, holds: Holds | None = None
+    chars_max: int | None = None, chars_min: int = 0, *, holds: UserContent | None = None
 ) -> FieldType:
     """A string of `chars_min` to `chars_max` characters."""
     schema: Schema = {"type": "string"}
@@ -436,7 +436,7 @@ def number(low: float, high: float, open_low: Literal["", "above "] = "") -> Fie
 def because(kind: FieldType, why: str) -> FieldType:
     """A kind that ends its errors with the reason for its limit."""
 
-    def read(value: Value, at: Reading) -> Any:
+    def read(value: Value, at: ParseState) -> Any:
         try:
             return kind.read(value, at)
         except FieldError as error:
@@ -491,7 +491,7 @@ def _chars(count: int) -> int:
     return (count + 2) // 3 * 4
 
 
-def binary(value: Value, at: Reading, *, line_breaks: bool = False) -> bytes:
+def binary(value: Value, at: ParseState, *, line_breaks: bool = False) -> bytes:
     """Read base64 of media, also in a data URL."""
     return value.binary(line_breaks=line_breaks, data_url=at.context.behaves(DATA_URLS))
 
@@ -499,7 +499,7 @@ def binary(value: Value, at: Reading, *, line_breaks: bool = False) -> bytes:
 def input_sound(samples_min: int) -> FieldType:
     """Base64 of float32 LE samples, `samples_min` to `APPEND_SAMPLES_MAX`."""
 
-    def read(value: Value, at: Reading) -> bytes:
+    def read(value: Value, at: ParseState) -> bytes:
         return check_pcm(
             value.path,
             binary(value, at),
@@ -516,7 +516,7 @@ def input_sound(samples_min: int) -> FieldType:
     return FieldType(read=read, write=encode_base64, schema=schema, holds=SPOKEN)
 
 
-def _sound16(value: Value, at: Reading) -> bytes:
+def _sound16(value: Value, at: ParseState) -> bytes:
     pcm16 = value.check_pcm16(binary(value, at, line_breaks=True))
     if at.context.behaves(SOUND_FILES) and looks_float32(pcm16):
         raise invalid(value.path, "samples that look like float32, int16 are needed")
@@ -531,7 +531,7 @@ SOUND16: Final = FieldType(
 )
 
 
-def _piece(value: Value, at: Reading) -> bytes:
+def _piece(value: Value, at: ParseState) -> bytes:
     data = binary(value, at)
     if not data:
         raise invalid(value.path, "no samples, at least 1 is needed")
@@ -550,13 +550,13 @@ SPEECH: Final = FieldType(
 """Output audio: base64 of float32 LE 24 kHz mono, of any length (000, first and last)."""
 
 
-def _frame(value: Value, at: Reading) -> bytes:
+def _frame(value: Value, at: ParseState) -> bytes:
     data = binary(value, at)
     check_frame(value.path, data, None if at.context.behaves(ANY_PICTURE) else "JPEG")
     return data
 
 
-def _frame_or_none(value: Value, at: Reading) -> bytes | BadPicture:
+def _frame_or_none(value: Value, at: ParseState) -> bytes | BadPicture:
     try:
         return _frame(value, at)
     except FieldError as error:
@@ -565,7 +565,7 @@ def _frame_or_none(value: Value, at: Reading) -> bytes | BadPicture:
         return BadPicture(reason=error.message)
 
 
-def _image_url(value: Value, _: Reading) -> bytes:
+def _image_url(value: Value, _: ParseState) -> bytes:
     url = value.value if isinstance(value.value, str) else ""
     for kind, head in IMAGE_URL_HEADS.items():
         if url.startswith(head):
@@ -594,10 +594,10 @@ IMAGE_URL: Final = FieldType(
 """A picture of a live conversation, as a data URL."""
 
 
-def _file(check: Callable[[str, bytes], object], holds: Holds, *media: str) -> FieldType:
+def _file(check: Callable[[str, bytes], object], holds: UserContent, *media: str) -> FieldType:
     """Base64 of a file whose head passes a check."""
 
-    def read(value: Value, at: Reading) -> bytes:
+    def read(value: Value, at: ParseState) -> bytes:
         data = binary(value, at)
         check(value.path, data)
         return data
@@ -606,7 +606,7 @@ def _file(check: Callable[[str, bytes], object], holds: Holds, *media: str) -> F
 
 
 IMAGE: Final = _file(check_image, PICTURED, *PICTURES)
-VIDEO: Final = _file(check_video, Holds("video", "video"), "video/mp4", "video/webm")
+VIDEO: Final = _file(check_video, UserContent("video", "video"), "video/mp4", "video/webm")
 
 
 def _voice_data(voice: Voice | None) -> str | None:
@@ -619,7 +619,7 @@ def _voice_only(voice: Voice) -> str:
     return encode_base64(voice.data)
 
 
-def _voice_name(value: Value, _: Reading) -> VoiceName:
+def _voice_name(value: Value, _: ParseState) -> VoiceName:
     name = value.text(limits.VOICE_NAME_CHARS_MAX, chars_min=1)
     if not VOICE_NAME.fullmatch(name):
         found = f"{len(name)} characters that are no name of a voice: letters, digits, _, . and -"
@@ -627,7 +627,7 @@ def _voice_name(value: Value, _: Reading) -> VoiceName:
     return VoiceName(name=name)
 
 
-def _voice(value: Value, at: Reading) -> ReferenceAudio:
+def _voice(value: Value, at: ParseState) -> ReferenceAudio:
     is_any = at.context.behaves(SOUND_FILES)
     return read_reference_audio(value.path, binary(value, at), is_any=is_any)
 

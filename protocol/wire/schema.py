@@ -21,14 +21,14 @@ from .dialects import DIALECTS, MODES_OF
 from .table import (
     REQUIRED,
     Dialect,
-    Either,
     Field,
     Items,
     Object,
-    One,
+    ObjectType,
     Row,
     Rule,
     Table,
+    TextOrArray,
     Variants,
     tables_in,
 )
@@ -203,9 +203,9 @@ def _kind(kind: FieldType) -> Schema:
         case Items(item=item, count_max=most, count_min=fewest):
             least = {"minItems": fewest} if fewest else {}
             return {"type": "array", "items": _kind(item), "maxItems": most, **least}
-        case Either(string=string, items=items):
+        case TextOrArray(string=string, items=items):
             return {"anyOf": [_kind(string), _kind(items)]}
-        case One(table=table):
+        case ObjectType(table=table):
             return {**request_schema(table), **kind.schema}
         case Variants(tag=tag, tables=tables):
             return _of_kinds(tag, tables, {word: request_schema(it) for word, it in tables.items()})
@@ -264,7 +264,7 @@ def _answered_value(kind: FieldType) -> Schema:
     match kind:
         case Items(item=item):
             return {"type": "array", "items": _answered_value(item)}
-        case One(table=table):
+        case ObjectType(table=table):
             return {**_answered(table.shape.written, table.cls, "", _tags(table)), **kind.schema}
         case Variants(tag=tag, tables=tables):
             answered = {
@@ -307,7 +307,7 @@ def _shown_field(row: Field) -> Any:
     schema = row.kind.schema
     if row.example is not None:
         return row.example
-    if isinstance(row.kind, One | Variants):
+    if isinstance(row.kind, ObjectType | Variants):
         return answer_example(tables_in(row.kind)[0])
     if isinstance(row.kind, Items):
         return [answer_example(table) for table in tables_in(row.kind)]

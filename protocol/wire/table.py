@@ -31,7 +31,7 @@ from ..values.limits import Mode
 from ..values.messages import ServerMessage
 from ..values.requests import ClientMessage, Request
 from . import codec
-from .codec import Context, FieldType, Holds, Json, Reading, Value
+from .codec import Context, FieldType, Json, ParseState, UserContent, Value
 
 REQUIRED: Final = object()
 """As a default: the field is required."""
@@ -101,7 +101,7 @@ class FieldColumns(Columns):
     is_read: bool = True
     is_written: bool = True
     example: object = None
-    holds: Holds | None = None
+    holds: UserContent | None = None
 
 
 @attrs.frozen
@@ -131,7 +131,7 @@ class Field(FieldColumns):
 
     # -- reading ---------------------------------------------------------------------------------
 
-    def take(self, at: Reading) -> None:
+    def take(self, at: ParseState) -> None:
         """Read it; `FieldError` if it is absent and required, or wrong."""
         name, body, mode = self.name, at.body, at.context.mode
         found = body.get(name)
@@ -161,14 +161,14 @@ class Field(FieldColumns):
         if self.attribute != DROPPED:
             at.values.setdefault(self._key(at), default)
 
-    def _key(self, at: Reading) -> str:
+    def _key(self, at: ParseState) -> str:
         attribute = self.attribute
         return attribute[1:] if attribute[0] == "^" else at.prefix + attribute
 
     def _is_second(self, body: Json) -> bool:
         return self.after is not None and body.get(self.after) is not None
 
-    def _read(self, value: Value, at: Reading) -> Any:
+    def _read(self, value: Value, at: ParseState) -> Any:
         if self.code is None:
             return self.kind.read(value, at)
         try:
@@ -283,14 +283,14 @@ class Object(Columns):
         """Whether any of its fields is written."""
         return bool(self.shape.written)
 
-    def take(self, at: Reading) -> None:
+    def take(self, at: ParseState) -> None:
         """Read it and its fields; `FieldError` if it is absent and required, or wrong."""
         value, path = at.body.get(self.name), f"{at.path}.{self.name}"
         if value is None and self.is_required:
             raise missing(path)
         body = {} if value is None else codec.as_object(value, path)
         prefix = f"{at.prefix}{self.attr}." if self.attr else at.prefix
-        at.below += self.shape.fill(Reading(body, path, prefix, at.context, at.values))
+        at.below += self.shape.fill(ParseState(body, path, prefix, at.context, at.values))
 
     def putter(self) -> Put:
         """Make the function that writes it in its place."""
@@ -322,7 +322,7 @@ class Rule(Columns):
     `take` raises `FieldError`, or changes the values read so far.
     """
 
-    take: Callable[[Reading], None]
+    take: Callable[[ParseState], None]
     names: ClassVar[tuple[str, ...]] = ()
     is_read: ClassVar[bool] = True
 
@@ -382,7 +382,7 @@ class Shape:
         """List the rows that are read in a context."""
         return self._plan_for(context)[0]
 
-    def fill(self, at: Reading) -> list[str]:
+    def fill(self, at: ParseState) -> list[str]:
         """Read the fields of an object; returns the paths of ignored ones, here and below.
 
         `FieldError` if something is wrong.
@@ -476,15 +476,15 @@ class Table:
 
     def parse(self, body: Json, context: Context = READER) -> Any:
         """Read a message; `FieldError` names the first field that is wrong."""
-        at = Reading(body, "$", "", context, dict(self._lacks))
+        at = ParseState(body, "$", "", context, dict(self._lacks))
         ignored = self.shape.fill(at)
         if self._keeps_ignored:
             at.values["ignored"] = tuple(ignored[:IGNORED_PATHS_MAX])
         return self._build(at.values)
 
-    def parse_below(self, value: Value, at: Reading) -> Any:
+    def parse_below(self, value: Value, at: ParseState) -> Any:
         """Read an object of an array in another object; `FieldError` as in `parse`."""
-        inner = Reading(codec.as_object(value.value, value.path), value.path, "", at.context, {})
+        inner = ParseState(codec.as_object(value.value, value.path), value.path, "", at.context, {})
         at.below += self.shape.fill(inner)
         return self._build(inner.values)
 
@@ -670,9 +670,9 @@ def tables_in(kind: FieldType) -> tuple[Table, ...]:
     match kind:
         case Items(item=item):
             return tables_in(item)
-        case Either(items=array):
+        case TextOrArray(items=array):
             return tables_in(array)
-        case One(table=table):
+        case ObjectType(table=table):
             return (table,)
         case Variants(tables=tables):
             return tuple(tables.values())
@@ -697,14 +697,14 @@ class Variants(FieldType):
 
 
 @attrs.frozen(kw_only=True)
-class One(FieldType):
+class ObjectType(FieldType):
     """An object of an array, of one kind."""
 
     table: Table
 
 
 @attrs.frozen(kw_only=True)
-class Either(FieldType):
+class TextOrArray(FieldType):
     """A string or an array."""
 
     string: FieldType
@@ -714,9 +714,9 @@ class Either(FieldType):
 def items(item: FieldType, count_max: int, count_min: int = 0) -> Items:
     """An array of `count_min` to `count_max` items, read as a tuple."""
 
-    def read(value: Value, at: Reading) -> tuple[Any, ...]:
+    def read(value: Value, at: ParseState) -> tuple[Any, ...]:
         found = value.items(count_max, count_min)
-        if isinstance(item, One | Variants):
+        if isinstance(item, ObjectType | Variants):
             for each in found:
                 codec.as_object(each.value, each.path)
         return tuple(item.read(each, at) for each in found)
@@ -735,9 +735,9 @@ def items(item: FieldType, count_max: int, count_min: int = 0) -> Items:
     )
 
 
-def one(table: Table) -> One:
+def one(table: Table) -> ObjectType:
     """An object that a table describes."""
-    return One(read=table.parse_below, write=table.write, schema={}, table=table)
+    return ObjectType(read=table.parse_below, write=table.write, schema={}, table=table)
 
 
 def variants(tag: str, *tables: Table, write: Callable[[Any], str] | None = None) -> Variants:
@@ -754,7 +754,7 @@ def variants(tag: str, *tables: Table, write: Callable[[Any], str] | None = None
             raise LocalProtocolError(f"a {tag} that is not allowed; allowed is {', '.join(words)}")
         return by_word[word]
 
-    def read(value: Value, at: Reading) -> Any:
+    def read(value: Value, at: ParseState) -> Any:
         body = codec.as_object(value.value, value.path)
         path = f"{value.path}.{tag}"
         if body.get(tag) is None:
@@ -771,10 +771,10 @@ def variants(tag: str, *tables: Table, write: Callable[[Any], str] | None = None
     )
 
 
-def either(string: FieldType, array: Items, write: Callable[[Any], object]) -> Either:
+def text_or_array(string: FieldType, array: Items, write: Callable[[Any], object]) -> TextOrArray:
     """A string, or an array; both are read as the same."""
 
-    def read(value: Value, at: Reading) -> Any:
+    def read(value: Value, at: ParseState) -> Any:
         return (array if isinstance(value.value, list) else string).read(value, at)
 
-    return Either(read=read, write=write, schema={}, string=string, items=array)
+    return TextOrArray(read=read, write=write, schema={}, string=string, items=array)

@@ -96,7 +96,7 @@ class StoredRecord:
 
 
 @attrs.define
-class LastWhole:
+class SplitBlobCache:
     """The blob of which a part was read last; the next record names the next part."""
 
     _place: tuple[int, int] | None = None
@@ -142,13 +142,13 @@ def parse(header: bytes, area: memoryview) -> StoredRecord:
 
 
 def decode(
-    stored: StoredRecord, resolve: Resolve, expansion: Expansion, last: LastWhole | None = None
+    stored: StoredRecord, resolve: Resolve, expansion: Expansion, last: SplitBlobCache | None = None
 ) -> layout.Record:
     """Resolve a record's blobs and upcast its fields; `FormatError` if any of them is invalid.
 
     `last`: kept by a caller that reads many records of a log.
     """
-    last = LastWhole() if last is None else last
+    last = SplitBlobCache() if last is None else last
     unpacker = _Unpacker(stored=stored, resolve=resolve, expansion=expansion, last=last)
     fields = unpacker.unpack_mapping(stored.record.fields, 0)
     fields_now = layout.upcast(stored.record.kind, stored.version, fields)
@@ -195,7 +195,7 @@ class _Unpacker:
     stored: StoredRecord
     resolve: Resolve
     expansion: Expansion
-    last: LastWhole
+    last: SplitBlobCache
     unpacked_bytes: int = 0
     text_bytes: int = 0
 
@@ -437,7 +437,7 @@ class LogReader:
         self._offsets: list[int] = []
         self._kept: Final[OrderedDict[int, _Parsed]] = OrderedDict()
         self._kept_bytes = 0
-        self._last: Final = LastWhole()
+        self._last: Final = SplitBlobCache()
         self._hopped: array[int] | None = None  # block starts before the start of reading
         self.is_finished = False
         self._from_seq = 0

@@ -410,7 +410,7 @@ OnRead = Callable[[int, int], None]
 
 
 @attrs.frozen(kw_only=True)
-class Wanted:
+class LogFilter:
     """Filter for logs; None accepts all.
 
     `since_ms`: sessions that began at this Unix time or later. `owner`: name of a key; empty:
@@ -524,7 +524,7 @@ def _entry_of(info: LogInfo) -> Entry | None:
 
 
 def page_of(
-    summaries: Sequence[Summary], wanted: Wanted, *, limit: int, after: str | None = None
+    summaries: Sequence[Summary], log_filter: LogFilter, *, limit: int, after: str | None = None
 ) -> tuple[list[Summary], str | None]:
     """Take one page of at most `limit` from a list of `Listing.refresh`.
 
@@ -536,6 +536,6 @@ def page_of(
         listed, _, recording_id = after.partition(".")
         place = (-int(listed), recording_id)
         rest = (it for it in summaries if (-it.listed_ms, it.recording_id) > place)
-    found = [it for it in rest if wanted.takes(it)]
+    found = [it for it in rest if log_filter.takes(it)]
     page, is_last = found[:limit], len(found) <= limit
     return page, None if is_last or not page else f"{page[-1].listed_ms}.{page[-1].recording_id}"

@@ -79,7 +79,7 @@ class StoredLog(LogInfo):
 
     def open(self) -> OpenSource:
         """Read it by ranges, as it is needed."""
-        return _Ranges(self)
+        return _RemoteSource(self)
 
     def is_held(self) -> bool:
         """False: objects do not grow."""
@@ -243,7 +243,7 @@ def _as_store_error(url: str) -> Iterator[None]:
         raise kind(f"{url}: {first_line}") from error
 
 
-class _Ranges:
+class _RemoteSource:
     """A stored log as a source; reads ahead, the more the longer it is read in order."""
 
     def __init__(self, log: StoredLog) -> None:
@@ -285,7 +285,7 @@ def _hash_of(log: LogInfo) -> bytes:
     return hashed.digest()
 
 
-class KeptLogs:
+class CombinedLogs:
     """The logs of a directory and of a store, each recording once, the local log first.
 
     A store that does not answer keeps its last list, and is asked again after `AWAY_S`; removing
@@ -333,7 +333,7 @@ class KeptLogs:
 
 def logs_of(local: Store, remote: RemoteStore | None) -> Logs:
     """Return the logs of a directory, and of a store if there is one."""
-    return local if remote is None else KeptLogs(local, remote)
+    return local if remote is None else CombinedLogs(local, remote)
 
 
 def is_url(text: str) -> bool:

@@ -173,7 +173,7 @@ class Store:
 
     def logs(self) -> tuple[LocalLog, ...]:
         """List the logs, the last grown first; empty if there is no such directory."""
-        return tuple(sorted(self._look(), key=newest_first))
+        return tuple(sorted(self._list_logs(), key=newest_first))
 
     def remove(self, log: LogInfo) -> None:
         """Remove a log, and the marks next to it; `FileNotFoundError` if it is gone."""
@@ -185,7 +185,7 @@ class Store:
             if not self.keeps_marks and not path.exists():  # or it could not be removed
                 marks_path(path).unlink(missing_ok=True)
 
-    def _look(self) -> Iterator[LocalLog]:
+    def _list_logs(self) -> Iterator[LocalLog]:
         try:
             with os.scandir(self.directory) as entries:
                 for entry in entries:

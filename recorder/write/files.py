@@ -238,7 +238,7 @@ def _give_name(part: Path, path: Path) -> None:
         part.replace(path)
 
 
-def own_as(path: Path, other: Path) -> None:
+def copy_owner(path: Path, other: Path) -> None:
     """Give a file the owner and the mode of another: the readers of that one can read it too.
 
     `PermissionError`: the owner is another user, and we may not give files away.

@@ -100,9 +100,9 @@ class Shared:
         loops: the event loops that were seen: one in a server, one per test elsewhere.
         serve_here: serves logs in the calling thread, for a recorder without its own.
         clock: in seconds.
-        bell: a lock that the recorder's thread takes to sleep, and that wakes it when it is freed;
-            Python's `Condition` needs ten calls more.
-        called_up: logs to serve now, in order.
+        wakeup_lock: a lock that the recorder's thread takes to sleep, and that wakes it when it is
+            freed; Python's `Condition` needs ten calls more.
+        ready_logs: logs to serve now, in order.
         steps: steps of work done for any log since the start; constant while the disk hangs.
         is_closing: nothing more is accepted.
     """
@@ -113,8 +113,8 @@ class Shared:
     clock: Callable[[], float]
     loops: dict[object, Loop] = attrs.field(factory=dict)
     lock: threading.Lock = attrs.field(factory=threading.Lock)
-    bell: threading.Lock = attrs.field(factory=threading.Lock)
-    called_up: deque[SessionLog] = attrs.field(factory=deque)
+    wakeup_lock: threading.Lock = attrs.field(factory=threading.Lock)
+    ready_logs: deque[SessionLog] = attrs.field(factory=deque)
     backlog_bytes: int = 0
     logs: int = 0
     steps: int = 0
@@ -133,10 +133,10 @@ class Shared:
             self.loops[token] = Loop(token)
         return self.loops[token]
 
-    def ring(self) -> None:
+    def wake_thread(self) -> None:
         """Wake the recorder's thread, or keep it from sleeping once; the lock is held."""
-        if self.bell.locked():
-            self.bell.release()
+        if self.wakeup_lock.locked():
+            self.wakeup_lock.release()
 
     def collect(self, waiters: list[_Waiter]) -> None:
         """Move the waiters that are done to those that `wake` wakes; the lock is held."""
@@ -298,11 +298,11 @@ class SessionLog:
         self._shared.wake()
         self._shared.serve_here()
 
-    async def gone(self) -> None:
+    async def wait_removed(self) -> None:
         """Wait until the file of a discarded log is removed."""
         await self._wait(self._leavers, lambda: self._is_gone)
 
-    def leave(self) -> None:
+    def mark_removed(self) -> None:
         """Note that the file of a discarded log is removed; called by the recorder."""
         with self._shared.lock:
             self._is_gone = True
@@ -372,8 +372,8 @@ class SessionLog:
         self._due_seq, self._is_due = self.next_seq - 1, True
         if not self._is_in_line:
             self._is_in_line = True
-            self._shared.called_up.append(self)
-            self._shared.ring()
+            self._shared.ready_logs.append(self)
+            self._shared.wake_thread()
 
     async def _wait(
         self, waiters: list[_Waiter], is_done: Callable[[], bool], seq: float = inf

@@ -303,7 +303,7 @@ WRITE_BYTES_MAX: Final = layout.BLOCK_BYTES
 
 
 @attrs.frozen(kw_only=True)
-class Written:
+class WrittenBlock:
     """A block handed to write(2), and its size in the file."""
 
     last_seq: int
@@ -360,17 +360,17 @@ class LogFile:
         self._disk.truncate(self._opened(), end.file_bytes)
         self._chain, self._file_bytes = end.chain, end.file_bytes
 
-    def write(self, records: Iterable[layout.Record]) -> Iterator[Written]:
+    def write(self, records: Iterable[layout.Record]) -> Iterator[WrittenBlock]:
         """Encode records into blocks and write them; yield each block once it is written.
 
         `records`: in order of `seq`; `session` first, `fin` last. `RecordInvalid`: a record cannot
         be stored; `OSError`: the disk refused.
         """
         for step in self.steps(records):
-            if isinstance(step, Written):
+            if isinstance(step, WrittenBlock):
                 yield step
 
-    def steps(self, records: Iterable[layout.Record]) -> Iterator[int | Written]:
+    def steps(self, records: Iterable[layout.Record]) -> Iterator[int | WrittenBlock]:
         """Write records as `write` does, in steps of bounded duration.
 
         Yields each block, and before a large one the bytes of each step, at least a record.
@@ -467,7 +467,7 @@ class LogFile:
             )
         return [framed]
 
-    def _write_batch(self, batch: Batch) -> Iterator[int | Written]:
+    def _write_batch(self, batch: Batch) -> Iterator[int | WrittenBlock]:
         pieces, has_samples, cost = self._chain.begin(batch)
         frame = yield from self._compressor.steps(pieces, has_samples=has_samples, cost=cost)
         block, kinds = self._chain.block(batch, frame), frozenset(map(_kind, batch.records))
@@ -476,7 +476,7 @@ class LogFile:
         yield from self._write_bytes(block)
         self._encoder.forget()  # so a lost block costs no record elsewhere
         last_seq = batch.records[-1].seq
-        yield Written(last_seq=last_seq, kinds=kinds, file_bytes=len(block))
+        yield WrittenBlock(last_seq=last_seq, kinds=kinds, file_bytes=len(block))
 
     def _write_bytes(self, block: bytearray) -> Iterator[int]:
         rest = memoryview(block)

@@ -243,7 +243,7 @@ class Recorder:
         """Write everything appended, close all files, end the thread; blocks, is idempotent."""
         with self._shared.lock:
             self._shared.is_closing = True
-            self._shared.ring()
+            self._shared.wake_thread()
         if self._thread is None:
             self._close_logs()
         else:
@@ -286,11 +286,11 @@ class Recorder:
 
     def _wait_until(self, tick: float) -> None:
         shared = self._shared
-        while not (shared.called_up or self._had_a_turn or shared.is_closing):
+        while not (shared.ready_logs or self._had_a_turn or shared.is_closing):
             wait_s = tick - self._clock() if self._logs else _FOR_EVER
             if self._logs and wait_s <= 0:
                 return
-            shared.bell.acquire(timeout=wait_s)
+            shared.wakeup_lock.acquire(timeout=wait_s)
 
     def _serve_aged(self) -> None:
         due_at = self._clock() - self._policy.age_s_max
@@ -309,14 +309,14 @@ class Recorder:
             self._syncer.ask(partial(self._sync, due))
 
     def _serve_called_up(self) -> None:
-        while self._shared.called_up or self._had_a_turn:
+        while self._shared.ready_logs or self._had_a_turn:
             self._serve_a_round()
 
     def _serve_a_round(self) -> None:
         """Give a turn to each log new in line, and another to one that had a turn."""
-        called_up = self._shared.called_up
-        for _ in range(len(called_up)):
-            self._serve(called_up.popleft())
+        ready_logs = self._shared.ready_logs
+        for _ in range(len(ready_logs)):
+            self._serve(ready_logs.popleft())
         if self._had_a_turn:
             self._serve(self._had_a_turn.popleft())
 
@@ -404,7 +404,7 @@ class Recorder:
         with contextlib.suppress(OSError):
             self._drop(log)
         if log.is_unwanted:
-            log.leave()
+            log.mark_removed()
 
     def _drop(self, log: SessionLog) -> None:
         with self._shared.lock:

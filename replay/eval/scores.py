@@ -35,13 +35,13 @@ from runtime.measures import conversation as limits
 from runtime.measures.conversation import (
     TICK_HZ,
     TICKS_PER_MS,
-    CallStory,
     Conversation,
     Ratio,
     Scores,
     Span,
     Times,
     Total,
+    TrackedToolCall,
     Value,
     joined,
     ns_of,
@@ -121,7 +121,7 @@ class Facts:
     decisions: int
     answers: tuple[Answer, ...]
     word_delays: tuple[tuple[int, int], ...]
-    calls: tuple[CallStory, ...] = ()
+    calls: tuple[TrackedToolCall, ...] = ()
 
 
 # -- gathered from a log ---------------------------------------------------------------------------

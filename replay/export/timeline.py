@@ -9,7 +9,7 @@ Times are nanoseconds of the session's clock, 0 at its start. Sound lies on the 
   its conversation, only the last message is new.
 - **Model sound** begins when its frame was sent, or after the sound that still plays, as a client
   would play it. If the user's sound came ahead of the clock, all that the server sends stands later
-  by the lead of the unit that the model works at (`talk.Lead`), and a note says so. A listen
+  by the lead of the unit that the model works at (`talk.InputLead`), and a note says so. A listen
   during a turn, or `interrupted`, cuts playing sound short; sound left when a turn has ended plays
   to its end.
 - **Words** of the model stand where the sound of the same unit does, and in chat, where a voice
@@ -49,8 +49,8 @@ from recorder.format.format import Fields, Record
 from recorder.format.mapping import LoggedStep
 from recorder.read.scan import Damage
 from runtime.measures import conversation, talk
-from runtime.measures.conversation import CallStory, Voice
-from runtime.measures.talk import Line, Positions, Sound, Stretch
+from runtime.measures.conversation import TrackedToolCall, Voice
+from runtime.measures.talk import Line, Sound, Stretch, UserSoundClock
 
 from ..rerun.logic import Replayer
 from ..story.model_calls import asked_texts, calls_text
@@ -336,8 +336,8 @@ class Timeline:
         self._seq = 0
         self._asked_ns: int | None = None
         self._utterances = 0
-        self._positions: Final = Positions()
-        self._lead: Final = talk.Lead()
+        self._positions: Final = UserSoundClock()
+        self._lead: Final = talk.InputLead()
         self._lead_noted_ns = 0
 
     def __iter__(self) -> Iterator[Moment]:
@@ -498,7 +498,7 @@ class Timeline:
         ):
             self._asked_ns = self._now_ns
 
-    def _take_call(self, story: CallStory) -> None:
+    def _take_call(self, story: TrackedToolCall) -> None:
         """Add a call of a tool, in a duplex session, or its result."""
         if story.ended_ns is not None:
             result = ToolResult(call_id=story.call, output=story.result)

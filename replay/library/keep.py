@@ -29,7 +29,7 @@ from recorder.repair import Compacted, Report, compact, is_compact, recover, sur
 from recorder.storage import marks
 from recorder.storage.remote import RemoteStore, logs_of
 from recorder.storage.store import FRESH_S, Logs, Pruned, Retention, Store, prune
-from recorder.write.files import PART_PREFIX, Disk, is_held, new_file, own_as
+from recorder.write.files import PART_PREFIX, Disk, copy_owner, is_held, new_file
 
 from ..rerun.difference import label
 from ..shared import commands, recordings
@@ -93,7 +93,7 @@ def marks_command(
         if text is not None and at_s is not None:
             at_ms, end_ms = (round(it * MS_PER_S) for it in (at_s, at_s if to_s is None else to_s))
             marks.add_mark(path, at_ms=at_ms, end_ms=end_ms, text=text, by="", now_ms=now_ms)
-            own_as(path, log)
+            copy_owner(path, log)
         if number is not None and not marks.remove_mark(path, number, by="", now_ms=now_ms):
             raise FileNotFoundError
     except FileNotFoundError as error:
@@ -318,7 +318,7 @@ def _recover(log: Path, target: Path, watch: Watch, *, salvage: bool) -> Recover
         return result
     with new_file(target) as part:
         why = recover(log, part, found, watch=watch)
-        own_as(part, log)  # root may recover it, and a server with a user of its own serves it
+        copy_owner(part, log)  # root may recover it, and a server with a user of its own serves it
     Disk().sync_directory(target.parent)
     return attrs.evolve(
         result,
@@ -452,7 +452,7 @@ def _replace(log: Path, watch: Watch) -> Compacted | None:
         made = compact(log, part, watch=watch)
         if made.after_bytes >= made.before_bytes:
             return None
-        own_as(part, log)
+        copy_owner(part, log)
         shutil.copystat(log, part)
         part.replace(log)
     Disk().sync_directory(log.parent)

@@ -17,7 +17,7 @@ import attrs
 import click
 
 from protocol.values.limits import Mode
-from recorder.storage.listing import Listing, State, Summary, Wanted
+from recorder.storage.listing import Listing, LogFilter, State, Summary
 from recorder.storage.store import Logs
 from runtime.net.process import stdout_console
 
@@ -111,10 +111,10 @@ def list_command(
       130  interrupted
     """  # noqa: D301 - click takes a backspace to keep the lines
     since_ms = None if since is None else recordings.since_ms(since, time.time())
-    wanted = Wanted(since_ms=since_ms, **like)
+    log_filter = LogFilter(since_ms=since_ms, **like)
     logs = recordings.logs_at(place)
     with recordings.reading_place(place), count("reading logs") as on_read:
-        found = [it for it in Listing(logs).refresh(on_read) if wanted.takes(it)]
+        found = [it for it in Listing(logs).refresh(on_read) if log_filter.takes(it)]
     columns = tuple({it.text: it for it in (*figures, *([by] if by else []))}.values())
     shown = limit if as_json else limit or ROWS_MAX
     listed = [Listed(summary=it) for it in found]

@@ -16,7 +16,7 @@ from rich.console import RenderableType
 
 from protocol.values.limits import MS_PER_S, NS_PER_S
 from recorder.format.format import SUFFIX
-from runtime.measures.conversation import CallStory
+from runtime.measures.conversation import TrackedToolCall
 
 from ..rerun.difference import NOTHING, label, show
 from ..rerun.report import EXIT_CODES, Divergence, FullReport, Outcome, ReplayReport, Version
@@ -258,7 +258,7 @@ def inspect_lines(found: Inspection) -> list[RenderableType]:
     return [*lines, _unit_table(found.units)] if found.units else lines
 
 
-def _call(call: CallStory) -> str:
+def _call(call: TrackedToolCall) -> str:
     """Say what a model called, when its result was told, and when it spoke next."""
     what = show(f"{call.name} {call.arguments}") if call.name else "not a call"
     if call.ended_ns is None:

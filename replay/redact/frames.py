@@ -172,9 +172,9 @@ def _fields(tables: Iterable[Table]) -> tuple[Field, ...]:
     return tuple(row for row in rows if isinstance(row, Field))
 
 
-def held(tables: Iterable[Table]) -> Mapping[str, c.Holds | None]:
+def held(tables: Iterable[Table]) -> Mapping[str, c.UserContent | None]:
     """Say what each field holds by its key, wherever it stands, as its row says."""
-    found: dict[str, c.Holds | None] = {}
+    found: dict[str, c.UserContent | None] = {}
     for table in tables:
         found |= dict.fromkeys(table.tag, SETTING)
         for row in walk(table.shape.rows):
@@ -186,9 +186,9 @@ def held(tables: Iterable[Table]) -> Mapping[str, c.Holds | None]:
 
 _TABLES: Final = tuple(_tables())
 _FIELDS: Final = _fields(_TABLES)
-HOLDS: Final[Mapping[str, c.Holds | None]] = {**held(_TABLES), _PART: TEXT}
+HOLDS: Final[Mapping[str, c.UserContent | None]] = {**held(_TABLES), _PART: TEXT}
 """What each field holds; `data`, where no other field says what it is, may be any text."""
-_PARTS: Final[Mapping[str, c.Holds]] = {
+_PARTS: Final[Mapping[str, c.UserContent]] = {
     table.tag["type"]: row.kind.holds
     for table in _TABLES
     for row in table.shape.rows
@@ -287,7 +287,7 @@ class FrameEditor:
             return content.fill(frame)
         return edited
 
-    def _replace(self, span: Span, old: str, holds: c.Holds) -> str:
+    def _replace(self, span: Span, old: str, holds: c.UserContent) -> str:
         if span.kind == "number":
             accepted, like = _accepted(span, old), content.numbers(old)
             return next((new for new in like if _accepted(span, new) == accepted), like[0])
@@ -357,7 +357,7 @@ def _accepted(span: Span, text: str) -> list[bool] | None:
 
 def _judge(
     span: Span, frame: str, body: object, known_words: frozenset[str], at_ns: int
-) -> tuple[Side, c.Holds | None]:
+) -> tuple[Side, c.UserContent | None]:
     """The side and content of a span; None for no content."""
     key = next((place for place in reversed(span.path) if isinstance(place, str)), None)
     if key is None or not _OPAQUE.isdisjoint(span.path[:-1]) or key not in HOLDS:
@@ -385,7 +385,7 @@ def _judge(
     return _in_conversation(span, body, holds)
 
 
-def _in_conversation(span: Span, body: object, holds: c.Holds) -> tuple[Side, c.Holds]:
+def _in_conversation(span: Span, body: object, holds: c.UserContent) -> tuple[Side, c.UserContent]:
     """The side and content of a part of a conversation; elsewhere the client's."""
     if "messages" not in span.path:
         return "user", holds
@@ -422,7 +422,7 @@ def _is_refused(frame: str) -> bool:
     return False
 
 
-def _size_bytes(old: str, holds: c.Holds) -> int:
+def _size_bytes(old: str, holds: c.UserContent) -> int:
     """The bytes taken out; of a file those of its base64."""
     if holds.form in {"words", "name"}:
         return len(old.encode("utf-8", "surrogatepass"))

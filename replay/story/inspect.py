@@ -19,7 +19,7 @@ from recorder.format.format import Fields, Record
 from recorder.read.scan import Damage
 from recorder.storage.listing import WALL_MS_MAX, session_id_in
 from recorder.storage.marks import Marks
-from runtime.measures.conversation import CallStory
+from runtime.measures.conversation import TrackedToolCall
 
 from ..rerun.full import model_of
 from ..rerun.logic import Replayer
@@ -104,7 +104,7 @@ class Inspection:
     absences: tuple[reading.Absence, ...]
     playback: tuple[reading.Playback, ...]
     said: tuple[reading.UserWords, ...]
-    calls: tuple[CallStory, ...]
+    calls: tuple[TrackedToolCall, ...]
     errors: tuple[reading.ErrorSent, ...]
     marks: tuple[reading.Mark, ...]
     end: reading.End

@@ -32,7 +32,7 @@ from recorder.format.format import Fields, Record
 from recorder.format.mapping import EVENT_KINDS, LoggedStep, MappingError, event_of
 from recorder.read.reader import RESTARTED
 from recorder.read.scan import Damage
-from runtime.measures.conversation import CallStories, CallStory
+from runtime.measures.conversation import ToolCallTracker, TrackedToolCall
 
 from ..rerun.difference import label
 from ..rerun.logic import Replayer
@@ -288,7 +288,7 @@ class DecodedRecord:
     frame: str = ""
     short: ShortenedFrame | None = None
     ended: ModelCall | None = None
-    calls: tuple[CallStory, ...] = ()
+    calls: tuple[TrackedToolCall, ...] = ()
 
 
 class SessionStory:
@@ -321,7 +321,7 @@ class SessionStory:
         self.absences: Final = Absences()
         self.playback: Final[list[Playback]] = []
         self.user_words: Final[list[UserWords]] = []
-        self.calls: Final = CallStories()
+        self.calls: Final = ToolCallTracker()
         self.errors: Final[list[ErrorSent]] = []
         self.shortened: Final[list[ShortenedFrame]] = []
         self.marks: Final[list[Mark]] = []

@@ -226,12 +226,12 @@ PLACE_LOOK_S: Final = 0.1
 
 
 @attrs.define
-class _Used:
+class _KeyUsage:
     now: int = 0
     begun: deque[float] = attrs.field(factory=deque)
 
 
-class Pass:
+class QuotaPlace:
     """One session's place in its key's quota."""
 
     def __init__(self, on_leave: Callable[[bool], None]) -> None:
@@ -249,12 +249,12 @@ class Quotas:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._used: dict[str, _Used] = {}
+        self._used: dict[str, _KeyUsage] = {}
 
-    def enter(self, principal: Key) -> Pass | None:
+    def enter(self, principal: Key) -> QuotaPlace | None:
         """Take a place for a session; None where the key has reached a limit."""
         self._forget()
-        used = self._used.get(principal.name, _Used())
+        used = self._used.get(principal.name, _KeyUsage())
         if principal.sessions_max is not None and used.now >= principal.sessions_max:
             return None
         per_hour = principal.sessions_per_hour
@@ -272,9 +272,9 @@ class Quotas:
             if is_refund and begun_s in used.begun:
                 used.begun.remove(begun_s)
 
-        return Pass(leave)
+        return QuotaPlace(leave)
 
-    async def enter_soon(self, principal: Key) -> Pass | None:
+    async def enter_soon(self, principal: Key) -> QuotaPlace | None:
         """As `enter`, but wait briefly: after a reconnect the old session may still end."""
         place = self.enter(principal)
         with anyio.move_on_after(PLACE_WAIT_S):

@@ -312,7 +312,7 @@ def _write(path: Path, text: str) -> None:
         with new_file(path, replaces=True) as part:
             descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY)
             with os.fdopen(descriptor, "wb") as file:
-                _own_as(path, descriptor)
+                _copy_owner(path, descriptor)
                 file.write(text.encode("utf-8"))
                 file.flush()
                 os.fsync(descriptor)
@@ -321,7 +321,7 @@ def _write(path: Path, text: str) -> None:
         raise KeyFileError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def _own_as(path: Path, descriptor: int) -> None:
+def _copy_owner(path: Path, descriptor: int) -> None:
     """Copy the owner, the group and the group's read permission of the old file."""
     try:
         before = path.stat()

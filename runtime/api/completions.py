@@ -105,7 +105,7 @@ _PARAMS: Final = {"max_new_tokens": "max_completion_tokens", "tts.ref_audio_path
 
 
 @attrs.frozen(kw_only=True)
-class Asked:
+class CompletionRequest:
     """A request for a completion.
 
     Attributes:
@@ -127,7 +127,7 @@ class Asked:
     came_s: int = attrs.field(factory=lambda: int(time.time()))
 
     @classmethod
-    def of(cls, body: Mapping[str, Any]) -> Asked:
+    def of(cls, body: Mapping[str, Any]) -> CompletionRequest:
         """Read a request; raises `CodedError`, and leaves the messages to the session."""
         _check_parameters(body)
         is_stream = _typed(body, "stream", bool, default=False)
@@ -239,7 +239,7 @@ def _part(path: str, part: object) -> dict[str, Any]:
 # -- the answer ----------------------------------------------------------------------------------
 
 
-def react(asked: Asked, client: LocalClient, message: dict[str, Any]) -> bool:
+def react(asked: CompletionRequest, client: LocalClient, message: dict[str, Any]) -> bool:
     """Ask for the turn; takes `session.created`, pieces and `response.done`.
 
     `CodedError`: the session is refused, or fails.
@@ -257,7 +257,7 @@ def react(asked: Asked, client: LocalClient, message: dict[str, Any]) -> bool:
     return message["type"] in ("session.created", "response.output.delta", "response.done")
 
 
-def whole(asked: Asked, done: dict[str, Any]) -> dict[str, Any]:
+def whole(asked: CompletionRequest, done: dict[str, Any]) -> dict[str, Any]:
     """Write a completion that is not streamed; encoding its speech may take a thread's time."""
     text, calls = done["text"], done.get("tool_calls")
     message: dict[str, Any] = {"role": "assistant", "content": text or None, "refusal": None}
@@ -272,7 +272,7 @@ def whole(asked: Asked, done: dict[str, Any]) -> dict[str, Any]:
     return {**_head(asked, done, "chat.completion"), "choices": [choice], "usage": usage_of(done)}
 
 
-def chunk(asked: Asked, message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def chunk(asked: CompletionRequest, message: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Write a message of the session as chunks of a stream."""
     head = _head(asked, message, "chat.completion.chunk")
 
@@ -324,7 +324,7 @@ def _audio(message: Mapping[str, Any], sound: bytes, text: str | None = None) ->
     return audio if text is None else {**audio, "transcript": text}
 
 
-def _head(asked: Asked, message: Mapping[str, Any], kind: str) -> dict[str, Any]:
+def _head(asked: CompletionRequest, message: Mapping[str, Any], kind: str) -> dict[str, Any]:
     name = _name(message, "chatcmpl-")
     return {"id": name, "object": kind, "created": asked.came_s, "model": asked.model}
 

@@ -50,7 +50,7 @@ from starlette.routing import Route
 
 from protocol.values.errors import FieldError, FrameError
 from protocol.values.limits import Mode
-from protocol.values.requests import Request as Asked
+from protocol.values.requests import Request as RequestKind
 from protocol.wire.audio import to_pcm16
 from protocol.wire.codec import Context, Fields, as_object, parse_frame
 from protocol.wire.dialects import OPENAI, OPENAI_TRANSCRIPTION
@@ -179,7 +179,7 @@ class OpenAIApi:
     async def _complete(self, request: Request) -> Response:
         with ExitStack() as opening:
             body = read_object(await self._body(request, opening), BODY_BYTES_MAX)
-            asked = completions.Asked.of(body)
+            asked = completions.CompletionRequest.of(body)
             self.check_model(asked.model, "model")
             client = LocalClient(partial(completions.react, asked))
             opening.callback(client.leave)
@@ -195,7 +195,7 @@ class OpenAIApi:
         with ExitStack() as opening:
             body = await self._body(request, opening)
             is_small = len(body) <= LARGE_BYTES
-            asked = transcriptions.AskedText.of(request.headers.get("content-type", ""), body)
+            asked = transcriptions.UploadRequest.of(request.headers.get("content-type", ""), body)
             del body
             self.check_model(asked.model, "model")
             self._check(request, "transcription")
@@ -340,7 +340,7 @@ def _read_wish(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         kind = Fields(session, "$.session").required("type", lambda value: value.choice(types))
         dialect = OPENAI if kind == "realtime" else OPENAI_TRANSCRIPTION
         update = {"type": SESSION_UPDATE, "session": session}
-        dialect.parse(Asked.UPDATE, update, Context(mode="audio"))
+        dialect.parse(RequestKind.UPDATE, update, Context(mode="audio"))
     return lifetime_s, session
 
 

@@ -62,7 +62,7 @@ from protocol.values.records import is_session_id, session_id_of
 from protocol.wire.codec import Fields
 from recorder.format.format import SUFFIX
 from recorder.storage import marks
-from recorder.storage.listing import Index, Listing, State, Summary, Wanted, page_of
+from recorder.storage.listing import Index, Listing, LogFilter, State, Summary, page_of
 from recorder.storage.marks import MARKS_MAX as LATER_MARKS_MAX
 from recorder.storage.marks import marks_path, read_marks
 from recorder.storage.remote import RemoteStore, StoredLog, logs_of
@@ -81,11 +81,11 @@ from .tail import TailFormat, send_log
 
 
 def page_json(
-    summaries: Sequence[Summary], principal: Key, wanted: Wanted, *, limit: int, after: str | None
+    summaries: Sequence[Summary], principal: Key, query: LogFilter, *, limit: int, after: str | None
 ) -> dict[str, object]:
     """A page of the recordings that a key may see; `ValueError`: `after` is not a page's end."""
     seen = [it for it in summaries if principal.may_see(it.owner)]
-    page, following = page_of(seen, wanted, limit=limit, after=after)
+    page, following = page_of(seen, query, limit=limit, after=after)
     return {"recordings": [attrs.asdict(it) for it in page], "next": following}
 
 
@@ -199,7 +199,7 @@ class Recordings:
             page_json,
             await self._all(),
             principal_of(request),
-            _wanted(request),
+            _log_filter(request),
             limit=rq.read_number(request, "limit", LIMIT, low=1, high=LIMIT_MAX),
             after=request.query_params.get("after"),
         )
@@ -223,10 +223,10 @@ class Recordings:
         return json_response(attrs.asdict((await self.found(request))[0]))
 
     async def check(self, request: Request) -> None:
-        """Raise `NotHere` unless the client may see the recording in the path."""
+        """Raise `NotOnThisGateway` unless the client may see the recording in the path."""
         if self._logs is None:
             name = request.path_params["recording_id"]
-            raise rq.NotHere(name, "no session of that name runs")
+            raise rq.NotOnThisGateway(name, "no session of that name runs")
         await self.found(request)
 
     async def written(self, recording_id: str) -> LogInfo | None:
@@ -241,7 +241,7 @@ class Recordings:
         asked = request.path_params["recording_id"]
         found = await self.find(asked, principal_of(request))
         if found is None:
-            raise rq.NotHere(asked, NO_RECORDING)
+            raise rq.NotOnThisGateway(asked, NO_RECORDING)
         return found
 
     async def _ended(self, request: Request) -> LogInfo:
@@ -389,7 +389,7 @@ class Recordings:
         headers = {"Content-Disposition": f'attachment; filename="{name}"'}
         view: vw.ViewName = "redacted-page" if is_page else "redacted-log"
         chosen = None if kinds is None else kinds.split(",")
-        without: vw.Asked = {"open_": info.open, "kinds": chosen}
+        without: vw.ViewOptions = {"open_": info.open, "kinds": chosen}
         return await self._views_here().answer(request, info, view, headers, **without)
 
     async def _send_sound(self, request: Request) -> Response:
@@ -417,11 +417,11 @@ def _remove(logs: Logs, info: LogInfo) -> bool:
 # -- what a client asks for ---------------------------------------------------------------------
 
 
-def _wanted(request: Request) -> Wanted:
+def _log_filter(request: Request) -> LogFilter:
     rq.check_names(request, PARAMETERS)
     query = request.query_params
     state = cast("State | None", rq.read_choice(request, "state", get_args(State)))
-    return Wanted(
+    return LogFilter(
         since_ms=rq.read_number(request, "since_ms", 0, low=0, high=NUMBER_MAX),
         mode=rq.read_choice(request, "mode", MODES),
         owner=query.get("owner"),

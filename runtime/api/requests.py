@@ -45,7 +45,7 @@ from ..access.gate import principal_of
 from ..access.keys import Key
 
 
-class NotHere(HTTPException):
+class NotOnThisGateway(HTTPException):
     """A client asks for a session or recording that it cannot see here; without gateways a 404.
 
     Args:
@@ -161,10 +161,10 @@ class ConcurrencyLimit:
             raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, self._refusal, headers)
         self._counts[name] += 1
         place = ExitStack()
-        place.callback(self._give_back, name)
+        place.callback(self._release, name)
         return place
 
-    def _give_back(self, name: str) -> None:
+    def _release(self, name: str) -> None:
         self._counts[name] -= 1
         if not self._counts[name]:
             del self._counts[name]

@@ -54,7 +54,7 @@ from ..slots.workers import UnknownWorkerError, WorkersDifferError, WorkerStatus
 from ..telemetry.metrics import Metrics
 from ..telemetry.watching import ServerStatus, SessionStatus, session_json, status_json
 from .pages import queue_of
-from .requests import NotHere, read_body, read_text
+from .requests import NotOnThisGateway, read_body, read_text
 
 # -- workers ---------------------------------------------------------------------------------------
 
@@ -231,7 +231,7 @@ class Api:
         for session in self._sessions(principal_of(request)):
             if asked in {session.recording_id, session.session_id}:
                 return json_response(session_json(session))
-        raise NotHere(asked, "no session of that name runs")
+        raise NotOnThisGateway(asked, "no session of that name runs")
 
     async def _list_models(self, _request: Request) -> Response:
         return json_response({"object": "list", "data": [*map(_model_json, self._models())]})

@@ -35,7 +35,7 @@ _WITHOUT_EFFECT: Final = frozenset(
 
 
 @attrs.frozen(kw_only=True)
-class AskedText:
+class UploadRequest:
     """A request for a transcription; `language` is the client's own word for it."""
 
     model: str
@@ -45,7 +45,7 @@ class AskedText:
     language: str
 
     @classmethod
-    def of(cls, content_type: str, body: bytes) -> AskedText:
+    def of(cls, content_type: str, body: bytes) -> UploadRequest:
         """Read a request; raises `CodedError`."""
         fields = read_form(content_type, body)
         texts = {name: _text(name, data) for name, data in fields.items() if name != "file"}
@@ -108,7 +108,7 @@ def _text(name: str, data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
-def react(asked: AskedText, pcm16: bytes, client: LocalClient, message: dict[str, Any]) -> bool:
+def react(asked: UploadRequest, pcm16: bytes, client: LocalClient, message: dict[str, Any]) -> bool:
     """Send the sound; takes `session.created`, the pieces and `transcription.done`.
 
     `CodedError`: the session is refused, or fails.
@@ -129,7 +129,7 @@ def _appends(pcm16: bytes) -> Iterator[dict[str, Any]]:
         yield {"type": "input_audio_buffer.append", "audio": sound}
 
 
-def whole(asked: AskedText, done: Mapping[str, Any], pcm16: bytes) -> dict[str, Any]:
+def whole(asked: UploadRequest, done: Mapping[str, Any], pcm16: bytes) -> dict[str, Any]:
     """Write a transcription as JSON."""
     if asked.form != "verbose_json":
         return {"text": done["text"], "usage": usage_of(done)}

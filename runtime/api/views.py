@@ -67,11 +67,11 @@ ViewName = Literal["page", "sound", "digest", "replay", "redacted-log", "redacte
 
 
 Make = Callable[..., Iterator[bytes]]
-"""Makes a view in pieces, none of them empty, from a log's head, its items, and `Asked` by name."""
+"""Makes a view in pieces, none empty, from a log's head, its items, and `ViewOptions` by name."""
 Open = Callable[[], OpenSource]
 
 
-class Asked(TypedDict, total=False):
+class ViewOptions(TypedDict, total=False):
     """What is asked of a view besides the log.
 
     Attributes:
@@ -159,7 +159,7 @@ class Views:
         name: ViewName,
         headers: Mapping[str, str] = MappingProxyType({}),
         keep: Callable[[bytes], object] | None = None,
-        **asked: Unpack[Asked],
+        **options: Unpack[ViewOptions],
     ) -> Response:
         """Make a view of a log, and an answer that sends it, with more headers.
 
@@ -174,16 +174,16 @@ class Views:
             opening.callback(view.close)
             with self._making[name].take(request):
                 viewer = await in_thread(partial(self._load_viewer, name))
-                if not set(asked.get("kinds") or ()) <= set(viewer.kinds):
+                if not set(options.get("kinds") or ()) <= set(viewer.kinds):
                     raise wrong("kinds", f"some of {','.join(viewer.kinds)}")
                 with await in_thread(lambda: LogReader(info.open())) as reader:
-                    pieces = viewer.pieces_of(reader.head.fields, reader, **asked)
+                    pieces = viewer.pieces_of(reader.head.fields, reader, **options)
                     pieces = pieces if keep is None else _kept(pieces, keep)
                     take = partial(view.take_from, pieces, viewer.refuses)
                     await while_there(request, partial(in_thread, take))
             view.begin_with(viewer.head_of(view.size))
             if viewer.policy:
-                acts = "later" in asked
+                acts = "later" in options
                 own, sandbox = (
                     (viewer.acting_policy, _ACTING) if acts else (viewer.policy, _SANDBOX)
                 )

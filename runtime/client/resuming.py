@@ -20,7 +20,7 @@ import anyio
 import attrs
 
 from protocol.values.errors import CLOSE_TRY_LATER
-from protocol.values.messages import ComeBack, Resumable
+from protocol.values.messages import Resumable, ResumeRequest
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects.shared import RESUMABLE, RESUME, SESSION_REPLACED, SESSION_RESUMABLE
 
@@ -64,7 +64,7 @@ def backoff_s(attempt: int, chance: float) -> float:
 # -- the session -----------------------------------------------------------------------------------
 
 
-KEPT_BYTES_MAX: Final = 32 * 1024 * 1024
+PENDING_BYTES_MAX: Final = 32 * 1024 * 1024
 """Messages that the server has not acknowledged: eight minutes of sound; older ones are let go."""
 GREETING_S: Final = 10.0
 """For the first frame of a connection: a server that has room answers at once."""
@@ -77,7 +77,7 @@ _NUMBERS_CHARS: Final = 64
 
 @attrs.frozen
 class Reconnecting:
-    """The connection is lost; the next attempt to come back is `wait_s` seconds away."""
+    """The connection is lost; the next attempt to reconnect is `wait_s` seconds away."""
 
     attempt: int
     wait_s: float
@@ -111,27 +111,27 @@ class ResumingSocket:
         self._open = open_
         self._frame_bytes_max = frame_bytes_max
         self._on_connection = on_connection
-        self._way_back: Resumable | None = None
+        self._resumable: Resumable | None = None
         self._last_seq = -1
         self._recording_id = ""
-        self._kept = deque[str]()
-        self._kept_bytes = 0
+        self._pending = deque[str]()
+        self._pending_bytes = 0
         self._acked = self._sent = 0
         self._sending = anyio.Lock()
-        self._lost, self._back = anyio.Event(), anyio.Event()
+        self._lost, self._reconnected = anyio.Event(), anyio.Event()
         self._cause = errors.SessionClosedError(errors.ABNORMAL_CLOSURE, "")
         self._is_over = False
         self._first: str | bytes | None = None
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[ResumingSocket]:
-        """Connect, and come back whenever the connection is lost, until the block is left.
+        """Connect, and reconnect whenever the connection is lost, until the block is left.
 
         Errors as of `websocket.open_socket`.
         """
         async with self._open(self._address) as self._current, background() as tasks:
             await self._begin(self._current)
-            tasks.start_soon(self._come_back_always)
+            tasks.start_soon(self._reconnect_until_over)
             yield self
 
     # -- as a socket ----------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class ResumingSocket:
         if self._is_over:
             return self._cause.code, self._cause.reason
         closed = None if self._current is None else self._current.closed
-        return None if closed is None or self._may_come_back(closed[0]) else closed
+        return None if closed is None or self._may_reconnect(closed[0]) else closed
 
     @property
     def recording_id(self) -> str:
@@ -157,9 +157,9 @@ class ResumingSocket:
                 return first
             socket = await self._connected()
             try:
-                frame = self._take(await socket.receive())
+                frame = self._note_numbers(await socket.receive())
             except errors.SessionClosedError as closed:
-                await self._wait_for_return(socket, closed)
+                await self._wait_for_reconnect(socket, closed)
                 continue
             if frame is not None:
                 return frame
@@ -169,7 +169,7 @@ class ResumingSocket:
 
         `LocalProtocolError`: it is above the limit; `SessionClosedError`: the session cannot go on.
         """
-        if self._way_back is None:
+        if self._resumable is None:
             async with self._sending:
                 await (await self._connected()).send(message)
             return
@@ -178,54 +178,54 @@ class ResumingSocket:
                 f"a message of {len(message)} bytes, at most {self._frame_bytes_max} are accepted"
             )
             raise errors.LocalProtocolError(text)
-        self._keep(message)
-        await self._send_kept()
+        self._add_pending(message)
+        await self._send_pending()
 
-    async def _send_kept(self) -> None:
-        """Send what is kept and was not sent on this connection, in order."""
+    async def _send_pending(self) -> None:
+        """Send what is not acknowledged and was not sent on this connection, in order."""
         async with self._sending:
-            while self._sent < self._acked + len(self._kept):
+            while self._sent < self._acked + len(self._pending):
                 socket = await self._connected()
                 self._sent = max(self._sent, self._acked)
                 try:
-                    await socket.send(self._kept[self._sent - self._acked])
+                    await socket.send(self._pending[self._sent - self._acked])
                 except errors.SessionClosedError as closed:
-                    await self._wait_for_return(socket, closed)
+                    await self._wait_for_reconnect(socket, closed)
                 else:
                     self._sent += 1 if self._current is socket else 0
 
     # -- what was heard on either side ----------------------------------------------------------
 
-    def _keep(self, message: str) -> None:
-        self._kept.append(message)
-        self._kept_bytes += len(message)
-        while self._kept_bytes > KEPT_BYTES_MAX and len(self._kept) > 1:
-            self._let_go()
+    def _add_pending(self, message: str) -> None:
+        self._pending.append(message)
+        self._pending_bytes += len(message)
+        while self._pending_bytes > PENDING_BYTES_MAX and len(self._pending) > 1:
+            self._drop_oldest()
 
-    def _let_go(self) -> None:
-        self._kept_bytes -= len(self._kept.popleft())
+    def _drop_oldest(self) -> None:
+        self._pending_bytes -= len(self._pending.popleft())
         self._acked += 1
 
     def _acknowledge(self, count: int) -> int:
         """Forget messages that the server has; returns how many it has not, and are forgotten."""
-        while self._kept and self._acked < count:
-            self._let_go()
+        while self._pending and self._acked < count:
+            self._drop_oldest()
         return max(0, self._acked - count)
 
-    def _take(self, frame: str | bytes) -> str | bytes | None:
+    def _note_numbers(self, frame: str | bytes) -> str | bytes | None:
         """Note a frame's numbers; None for one that is not for the session's user."""
         if isinstance(frame, bytes):
             return frame
         greeting = self._greeting(frame)
         if greeting is not None:
-            self._way_back = greeting if greeting.token else None
+            self._resumable = greeting if greeting.token else None
             self._recording_id = self._recording_id or greeting.recording_id
             return None
         if frame.startswith(f'{{"type":"{SESSION_REPLACED}"'):
-            self._way_back = None
+            self._resumable = None
             return None
         numbers = _NUMBERS.search(frame, max(0, len(frame) - _NUMBERS_CHARS))
-        if numbers is None or self._way_back is None:
+        if numbers is None or self._resumable is None:
             return frame
         seq, ack = int(numbers[1]), int(numbers[2])
         self._acknowledge(ack)
@@ -240,7 +240,7 @@ class ResumingSocket:
         A server that knows nothing of this may stay silent, or say something else.
         """
         with anyio.move_on_after(FIRST_S):
-            self._first = self._take(await socket.receive())
+            self._first = self._note_numbers(await socket.receive())
 
     def _greeting(self, frame: str | bytes) -> Resumable | None:
         """Read a greeting; None for any other frame."""
@@ -250,87 +250,87 @@ class ResumingSocket:
             greeting: Resumable = RESUMABLE.parse(parse_frame(frame, self._frame_bytes_max))
         return greeting
 
-    # -- coming back ----------------------------------------------------------------------------
+    # -- reconnecting -------------------------------------------------------------------------
 
-    def _may_come_back(self, code: int) -> bool:
+    def _may_reconnect(self, code: int) -> bool:
         is_refusal = code == CLOSE_TRY_LATER  # which ends a session, if it had begun
-        return self._way_back is not None and code in PASSING_CLOSE_CODES and not is_refusal
+        return self._resumable is not None and code in PASSING_CLOSE_CODES and not is_refusal
 
     async def _connected(self) -> ClientSocket:
         """Wait for a connection; raises `SessionClosedError` if there comes none."""
         while self._current is None:
             if self._is_over:
                 raise self._cause
-            await self._back.wait()
+            await self._reconnected.wait()
         return self._current
 
-    async def _wait_for_return(
+    async def _wait_for_reconnect(
         self, socket: ClientSocket, closed: errors.SessionClosedError
     ) -> None:
         if self._current is socket:
-            if not self._may_come_back(closed.code):
+            if not self._may_reconnect(closed.code):
                 raise closed
-            self._current, self._cause, self._back = None, closed, anyio.Event()
+            self._current, self._cause, self._reconnected = None, closed, anyio.Event()
             self._lost.set()
         await self._connected()
 
-    async def _come_back_always(self) -> None:
+    async def _reconnect_until_over(self) -> None:
         while not self._is_over:
             await self._lost.wait()
             since = anyio.current_time()
             attempt = 1
-            while not self._is_over and not await self._try(attempt, since):
+            while not self._is_over and not await self._reconnect_once(attempt, since):
                 attempt += 1
 
-    async def _try(self, attempt: int, since: float) -> bool:
+    async def _reconnect_once(self, attempt: int, since: float) -> bool:
         """Connect once, and hold the connection until it is lost; return whether there was one."""
-        assert self._way_back is not None
+        assert self._resumable is not None
         wait_s = backoff_s(attempt - 1, random.random())
-        if anyio.current_time() + wait_s - since > self._way_back.expires_in_s:
-            self._give_up(f"not back within {self._way_back.expires_in_s:g} s")
+        if anyio.current_time() + wait_s - since > self._resumable.expires_in_s:
+            self._end(f"not back within {self._resumable.expires_in_s:g} s")
             return False
         self._on_connection(Reconnecting(attempt, wait_s))
         await anyio.sleep(wait_s)
-        address = with_query(self._address, resume=self._way_back.recording_id)
-        is_back = False
+        address = with_query(self._address, resume=self._resumable.recording_id)
+        is_resumed = False
         try:
             async with self._open(address) as socket:
-                skipped = await self._come_back(socket)
-                is_back = True
+                skipped = await self._resume(socket)
+                is_resumed = True
                 self._on_connection(Reconnected(anyio.current_time() - since, skipped))
                 async with background() as tasks:
-                    tasks.start_soon(self._send_again)
+                    tasks.start_soon(self._resend)
                     await self._lost.wait()
         except errors.ClientError as error:
-            if not is_back and not may_pass(error):
-                self._give_up(f"reconnecting failed: {error}")
-        return is_back
+            if not is_resumed and not may_pass(error):
+                self._end(f"reconnecting failed: {error}")
+        return is_resumed
 
-    async def _come_back(self, socket: ClientSocket) -> int:
+    async def _resume(self, socket: ClientSocket) -> int:
         """Greet the server, send again what it has not; returns how many messages are lost."""
-        assert self._way_back is not None
-        asked = ComeBack(token=self._way_back.token, last_seq=self._last_seq)
-        await socket.send(RESUME.encode(asked))
+        assert self._resumable is not None
+        request = ResumeRequest(token=self._resumable.token, last_seq=self._last_seq)
+        await socket.send(RESUME.encode(request))
         with anyio.move_on_after(GREETING_S):
             greeting = None
             while greeting is None:  # a server that loads its model says so instead, and closes
                 greeting = self._greeting(await socket.receive())
-            self._way_back = greeting if greeting.token else None
+            self._resumable = greeting if greeting.token else None
             skipped = self._acknowledge(greeting.ack)
             self._sent = self._acked
             self._current, self._lost = socket, anyio.Event()
-            self._back.set()
+            self._reconnected.set()
             return skipped
         raise errors.SessionClosedError(errors.ABNORMAL_CLOSURE, "no answer")
 
-    async def _send_again(self) -> None:
+    async def _resend(self) -> None:
         with suppress(errors.SessionClosedError):  # it is known by then
-            await self._send_kept()
+            await self._send_pending()
 
-    def _give_up(self, reason: str) -> None:
+    def _end(self, reason: str) -> None:
         self._cause = errors.SessionClosedError(errors.ABNORMAL_CLOSURE, reason)
         self._is_over = True
-        self._back.set()
+        self._reconnected.set()
 
 
 def with_query(address: str, **values: str) -> str:

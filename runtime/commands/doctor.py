@@ -100,7 +100,7 @@ class Diagnosis:
 
 def examine(settings: Settings) -> Diagnosis:
     """Check everything that serving a model by the settings needs."""
-    visit = _Visit(settings)
+    visit = _Examination(settings)
     findings = list(visit.findings())
     return Diagnosis(
         model=settings.model,
@@ -126,7 +126,7 @@ def _gb(size: int) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
-class _Visit:
+class _Examination:
     """One examination; a check's results are kept for the next."""
 
     def __init__(self, settings: Settings) -> None:

@@ -35,7 +35,7 @@ from ..client.resuming import Reconnected, Reconnecting
 from ..client.websocket import background
 from ..media.sound import AudioFileError, read_wav, write_wav
 from ..net.process import run
-from .talk_session import Devices, Happening, Observer, Plan, Tally, cut_units, talk
+from .talk_session import Devices, Observer, Plan, Tally, TimedMessage, cut_units, talk
 
 # -- views -----------------------------------------------------------------------------------------
 
@@ -59,9 +59,9 @@ class LineView(Observer):
             self._write(at_s, "you", "(speaking)" if has_sound else "(silent)", style="cyan")
         self._had_sound = has_sound
 
-    def received(self, happening: Happening) -> None:
+    def received(self, timed: TimedMessage) -> None:
         """Write a server's message."""
-        message, at_s = happening.message, happening.at_s
+        message, at_s = timed.message, timed.at_s
         match message:
             case ms.Queued(place=place) | ms.QueueUpdate(place=place):
                 self._write(at_s, "queue", terminal.show_place(place))
@@ -69,10 +69,10 @@ class LineView(Observer):
                 text = f"{message.session_id}, {terminal.show_recording(message)}"
                 self._write(at_s, "session", printable(text))
             case ms.Listen() if self._listens:
-                self._write(at_s, "model", "(listens)", _cost(happening), style="dim")
+                self._write(at_s, "model", "(listens)", _cost(timed), style="dim")
             case ms.Speech() if message.text or not message.pcm:
                 text = printable(message.text).strip() or "(speaks)"
-                self._write(at_s, "model", text, _cost(happening), style="bold green")
+                self._write(at_s, "model", text, _cost(timed), style="bold green")
             case UserWords(text=text):
                 self._write(at_s, "you", printable(text).strip(), style="cyan")
             case ms.GoingAway(seconds_left=seconds_left):
@@ -113,12 +113,12 @@ class LineView(Observer):
         self._console.print(line, soft_wrap=True)
 
 
-def _cost(happening: Happening) -> str:
-    assert isinstance(happening.message, ms.Listen | ms.Speech)
-    metrics = happening.message.metrics
+def _cost(timed: TimedMessage) -> str:
+    assert isinstance(timed.message, ms.Listen | ms.Speech)
+    metrics = timed.message.metrics
     parts = [f"{metrics.wall_clock_ms:.0f} ms"]
-    if happening.round_trip_ms is not None:
-        parts.append(f"round trip {happening.round_trip_ms:.0f} ms")
+    if timed.round_trip_ms is not None:
+        parts.append(f"round trip {timed.round_trip_ms:.0f} ms")
     parts.append(f"kv {metrics.kv_cache_length}")
     if metrics.dropped_units:
         parts.append(f"{metrics.dropped_units} dropped")
@@ -134,14 +134,10 @@ class JsonView(Observer):
             {"type": "sent", "at_s": round(at_s, 3), "unit": unit, "has_sound": has_sound}
         )
 
-    def received(self, happening: Happening) -> None:
+    def received(self, timed: TimedMessage) -> None:
         """Write a server's message."""
         terminal.echo_json(
-            {
-                "type": _TYPES[type(happening.message)],
-                "at_s": round(happening.at_s, 3),
-                **_fields(happening),
-            }
+            {"type": _TYPES[type(timed.message)], "at_s": round(timed.at_s, 3), **_fields(timed)}
         )
 
     def connects(self, change: Reconnecting | Reconnected, at_s: float) -> None:
@@ -170,8 +166,8 @@ _TYPES: Final[dict[type[ms.ServerMessage], str]] = {
 }
 
 
-def _fields(happening: Happening) -> dict[str, object]:
-    match message := happening.message:
+def _fields(timed: TimedMessage) -> dict[str, object]:
+    match message := timed.message:
         case ms.Queued(place=place) | ms.QueueUpdate(place=place):
             return attrs.asdict(place)
         case ms.QueueDone():
@@ -179,8 +175,8 @@ def _fields(happening: Happening) -> dict[str, object]:
         case ms.Listen() | ms.Speech():
             return {
                 **_speech_fields(message),
-                "unit": happening.unit,
-                "round_trip_ms": happening.round_trip_ms,
+                "unit": timed.unit,
+                "round_trip_ms": timed.round_trip_ms,
                 "metrics": attrs.asdict(message.metrics),
             }
     return attrs.asdict(message)

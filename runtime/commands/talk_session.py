@@ -59,7 +59,7 @@ UNIT_ID: Final = "unit-"
 
 
 @attrs.frozen(kw_only=True)
-class Happening:
+class TimedMessage:
     """A message from the server.
 
     `at_s`: seconds since the conversation began. `unit`: the second of input that it answers, from
@@ -146,7 +146,7 @@ class Tally:
         """Take note that a second of input goes out."""
         self._sent_at_s.append(at_s)
 
-    def received(self, message: ms.ServerMessage, at_s: float) -> Happening:
+    def received(self, message: ms.ServerMessage, at_s: float) -> TimedMessage:
         """Add a message that came `at_s` seconds after the conversation began."""
         unit = round_trip_ms = None
         match message:
@@ -160,7 +160,7 @@ class Tally:
             case ms.Closed():
                 self.closed = message
         self._previous = message
-        return Happening(at_s=at_s, message=message, unit=unit, round_trip_ms=round_trip_ms)
+        return TimedMessage(at_s=at_s, message=message, unit=unit, round_trip_ms=round_trip_ms)
 
     def _add_unit(self, message: ms.Listen | ms.Speech, at_s: float) -> tuple[int, float | None]:
         is_new, unit = self._unit_of(message)
@@ -370,7 +370,7 @@ class Observer(Protocol):
     def sent(self, unit: int, at_s: float, *, has_sound: bool) -> None:
         """Take note that a second of input is being sent."""
 
-    def received(self, happening: Happening) -> None:
+    def received(self, timed: TimedMessage) -> None:
         """Take note of a server's message."""
 
     def connects(self, change: Reconnecting | Reconnected, at_s: float) -> None:

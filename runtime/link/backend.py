@@ -57,7 +57,7 @@ _ERRORS: Final[dict[Why, type[base.BackendError]]] = {
 }
 
 
-class WorkerBroke(Exception):  # noqa: N818 - names say what happened
+class WorkerFault(Exception):  # noqa: N818 - names say what happened
     """The worker's backend raised what no backend should; its own log has the trace."""
 
 
@@ -194,7 +194,7 @@ class WorkerBackend:
                 self._cancel(message)
         came = call.came
         if isinstance(came, Failed):
-            raise _ERRORS.get(came.why, WorkerBroke)(came.text[:TEXT_CHARS_MAX])
+            raise _ERRORS.get(came.why, WorkerFault)(came.text[:TEXT_CHARS_MAX])
         if came is None:
             raise self._gone()
         if not isinstance(came, kind) or (index is not None and _index_of(came) != index):

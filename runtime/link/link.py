@@ -52,15 +52,15 @@ from ..access.origins import is_loopback, read_authority
 from ..model.backends.base import BackendInfo
 from ..settings.settings import shown
 from .messages import (
-    BEAT_S,
     FRAME_BYTES_MAX,
+    HEARTBEAT_S,
     HELLO_BYTES_MAX,
     READ_BYTES,
-    SILENT_BEATS_MAX,
+    SILENT_HEARTBEATS_MAX,
     URGENT,
     WRITE_BYTES,
-    Beat,
     Frame,
+    Heartbeat,
     Inbox,
     LinkError,
     LinkLeft,
@@ -373,13 +373,13 @@ class Link:
             self._scope.cancel()
 
     async def run(self) -> None:
-        """Send, receive and beat until the link is lost; cancelled, it is lost too."""
+        """Send, also heartbeats, and receive until the link is lost; cancelled, it is lost too."""
         try:
             with self._scope:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._read)
                     tasks.start_soon(self._write)
-                    tasks.start_soon(self._beat)
+                    tasks.start_soon(self._send_heartbeats)
         finally:
             self.lose("it was closed here")
             await anyio.aclose_forcefully(self._stream)
@@ -403,7 +403,7 @@ class Link:
 
     def _take(self, stream: int, frame: Frame) -> None:
         message = self._receiver.decode(stream, frame)
-        if not isinstance(message, Beat):
+        if not isinstance(message, Heartbeat):
             self._on_message(message)
 
     async def _write(self) -> None:
@@ -426,19 +426,19 @@ class Link:
             pieces += piece
         return pieces
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
-            await anyio.sleep(BEAT_S)
+            await anyio.sleep(HEARTBEAT_S)
             self._silent += 1
             self._stuck += bool(self._rest)
-            if self._silent > SILENT_BEATS_MAX:
-                self.lose(f"it was silent for {SILENT_BEATS_MAX * BEAT_S:g} s")
-            elif self._stuck > SILENT_BEATS_MAX:
-                self.lose(f"it took nothing for {SILENT_BEATS_MAX * BEAT_S:g} s")
+            if self._silent > SILENT_HEARTBEATS_MAX:
+                self.lose(f"it was silent for {SILENT_HEARTBEATS_MAX * HEARTBEAT_S:g} s")
+            elif self._stuck > SILENT_HEARTBEATS_MAX:
+                self.lose(f"it took nothing for {SILENT_HEARTBEATS_MAX * HEARTBEAT_S:g} s")
             else:
                 with suppress(LinkError):  # too much waits: it is lost
                     self._on_beat()
-                    self.send(Beat())
+                    self.send(Heartbeat())
 
 
 def pipe_of(stream: ByteStream) -> SocketPipe | StreamPipe:

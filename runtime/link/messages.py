@@ -7,7 +7,7 @@
     Answer  { call, session, event }                  from the worker
     Failed  { call, session, why, text }              from the worker
     Speaks  { speaks }                                from the worker: `BackendInfo.speaks` changed
-    Beat                                              from both ends
+    Heartbeat                                         from both ends
 
 - Effects ask, events answer, as the same records with the same blobs that a log has; their `at_ns`
   is 0. A record's PCM is not rearranged: nothing here compresses it.
@@ -86,9 +86,9 @@ HELLO_BYTES_MAX: Final = 64 << 10
 """A greeting has 300 bytes, a worker's description some kilobytes."""
 HELLO_WAIT_S: Final = 10.0
 """For TLS and the greeting, which compute nothing; a worker that still loads does not greet."""
-BEAT_S: Final = 1.0
+HEARTBEAT_S: Final = 1.0
 """Between heartbeats: a thousandth of a core for hundreds of links."""
-SILENT_BEATS_MAX: Final = 5
+SILENT_HEARTBEATS_MAX: Final = 5
 """Beats of our own without a byte from the other end. An event loop that stands still so long
 cannot serve units of a second. Counted in beats, so that our own pause is not taken for theirs."""
 TEXT_CHARS_MAX: Final = 500
@@ -325,17 +325,17 @@ class Speaks:
 
 
 @attrs.frozen(kw_only=True)
-class Beat:
+class Heartbeat:
     """The sender is there."""
 
 
-Message = Ask | Rebuild | Cancel | Answer | Failed | Speaks | Beat
+Message = Ask | Rebuild | Cancel | Answer | Failed | Speaks | Heartbeat
 
 _PLAIN: Final[dict[type[Any], int]] = {
     Cancel: ord("C"),
     Failed: ord("F"),
     Speaks: ord("S"),
-    Beat: ord("B"),
+    Heartbeat: ord("B"),
 }
 _CLASSES: Final = {kind: cls for cls, kind in _PLAIN.items()}
 
@@ -345,7 +345,7 @@ def stream_of(message: Message) -> int:
     match message:
         case Ask(effect=ef.OpenBackend() | ef.StartTurn()):
             return SETUP
-        case Beat() | Speaks() | Ask(effect=ef.Interrupt()):
+        case Heartbeat() | Speaks() | Ask(effect=ef.Interrupt()):
             return URGENT
     return session_stream(message.session)
 
@@ -502,7 +502,7 @@ def _mapping(value: records.Value) -> records.Fields:
 # -- records that stand for themselves ------------------------------------------------------------
 
 
-class _Unusual(Exception):  # noqa: N818 - names say what happened
+class _NeedsRecordEncoder(Exception):  # noqa: N818 - names say what happened
     """The value is for the recorder's own code."""
 
 
@@ -569,7 +569,7 @@ def read_record(record: memoryview) -> records.Fields | None:
             return None
         blobs = _blobs(header["blobs"], record[start:])
         fields: records.Fields = _filled(header["fields"], blobs, 0)
-    except (orjson.JSONDecodeError, _Unusual):
+    except (orjson.JSONDecodeError, _NeedsRecordEncoder):
         return None
     return fields
 
@@ -577,18 +577,18 @@ def read_record(record: memoryview) -> records.Fields | None:
 def _blobs(table: object, area: memoryview) -> list[bytes]:
     """Cut the blobs, which must fill the area."""
     if type(table) is not list:
-        raise _Unusual
+        raise _NeedsRecordEncoder
     blobs, at = [], 0
     for entry in table:
         if type(entry) is not list or len(entry) != 3 or set(map(type, entry)) != {int}:
-            raise _Unusual
+            raise _NeedsRecordEncoder
         codec, length, stored_length = entry
         if length < 0 or (codec, stored_length) != (RAW, length):
-            raise _Unusual
+            raise _NeedsRecordEncoder
         blobs.append(bytes(area[at : at + length]))
         at += length
     if at != len(area):
-        raise _Unusual
+        raise _NeedsRecordEncoder
     return blobs
 
 
@@ -597,26 +597,26 @@ def _filled(value: Any, blobs: list[bytes], depth: int) -> Any:
     kind = type(value)
     if kind is dict:
         if depth > records.NESTING_MAX:
-            raise _Unusual
+            raise _NeedsRecordEncoder
         if records.BLOB in value:
             return _blob(value, blobs)
         for key, item in value.items():
             if key.startswith(records.RESERVED):
-                raise _Unusual
+                raise _NeedsRecordEncoder
             if type(item) not in _SCALARS:
                 value[key] = _filled(item, blobs, depth + 1)
     elif kind is list:
         if depth > records.NESTING_MAX:
-            raise _Unusual
+            raise _NeedsRecordEncoder
         if not set(map(type, value)) <= {int}:
             return [_filled(item, blobs, depth + 1) for item in value]
     elif kind is float and abs(value) >= INT_MAX:
-        raise _Unusual
+        raise _NeedsRecordEncoder
     return value
 
 
 def _blob(value: dict[str, Any], blobs: list[bytes]) -> bytes:
     index = value[records.BLOB]
     if len(value) != 1 or type(index) is not int or not 0 <= index < len(blobs):
-        raise _Unusual
+        raise _NeedsRecordEncoder
     return blobs[index]

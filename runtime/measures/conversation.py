@@ -8,7 +8,7 @@ Intervals are half open, and in ticks of 1/48000 s since the session's start: a 
 (16 kHz) is three of them and a sample of the model (24 kHz) two, so nothing is rounded.
 
 A call of a tool is followed by the name that the model gave it, from the silent part that closes
-it (`CallStories`). Its result is what the next unit feeds; the speech after that counts as the
+it (`ToolCallTracker`). Its result is what the next unit feeds; the speech after that counts as the
 model's answer.
 """
 
@@ -504,7 +504,7 @@ def ratio(part: int, whole: int) -> Ratio | None:
 
 
 @attrs.frozen(kw_only=True)
-class CallStory:
+class TrackedToolCall:
     """A call of a tool in a duplex session.
 
     Attributes:
@@ -525,17 +525,17 @@ class CallStory:
     is_answered: bool = False
 
 
-class CallStories:
+class ToolCallTracker:
     """Follows the calls of a session; without texts, an hour of them takes some kilobytes."""
 
     def __init__(self, *, keeps_texts: bool = True) -> None:
-        self.found: dict[str, CallStory] = {}
+        self.found: dict[str, TrackedToolCall] = {}
         self._keeps_texts: Final = keeps_texts
         self._faults: set[str] = set()
         self._silent: list[str] = []  # calls whose result was fed, and the model did not speak
         self._made = 0
 
-    def take(self, event: ev.Event) -> list[CallStory]:
+    def take(self, event: ev.Event) -> list[TrackedToolCall]:
         """Take an event: what the model did in silence, or said; returns the calls that it made."""
         match event:
             case ev.FinalizeDone(at_ns=at_ns, finalized=done) if done.silent is not None:
@@ -546,17 +546,17 @@ class CallStories:
                 self._silent.clear()
         return []
 
-    def _called(self, at_ns: int, span: model.Span) -> CallStory:
+    def _called(self, at_ns: int, span: model.Span) -> TrackedToolCall:
         self._made += 1
         call = f"t{self._made}"
         if span.fault:
             self._faults.add(call)
         text = span.arguments if self._keeps_texts else ""
-        made = CallStory(at_ns=at_ns, call=call, name=span.name, arguments=text)
+        made = TrackedToolCall(at_ns=at_ns, call=call, name=span.name, arguments=text)
         self.found[call] = made
         return made
 
-    def fed(self, each: model.UnitInput, at_ns: int) -> list[CallStory]:
+    def fed(self, each: model.UnitInput, at_ns: int) -> list[TrackedToolCall]:
         """Take an event that a unit feeds, maybe again; returns the call whose result it is."""
         story = self.found.get(each.call)
         if each.kind != "result" or story is None:
@@ -572,7 +572,7 @@ class CallStories:
         return [story]
 
 
-def tool_scores(calls: Iterable[CallStory], user: Sequence[Span]) -> dict[str, Value | None]:
+def tool_scores(calls: Iterable[TrackedToolCall], user: Sequence[Span]) -> dict[str, Value | None]:
     """Measure the calls of a session, given the user's speech; nothing without a call."""
     made = [*calls]
     if not made:
@@ -593,7 +593,7 @@ def tool_scores(calls: Iterable[CallStory], user: Sequence[Span]) -> dict[str, V
     }
 
 
-def _delays(calls: Iterable[CallStory], user: Sequence[Span]) -> Iterator[tuple[int, int]]:
+def _delays(calls: Iterable[TrackedToolCall], user: Sequence[Span]) -> Iterator[tuple[int, int]]:
     """When each call was made, and how long after the user's last word."""
     for it in calls:
         index = bisect_right(user, it.at_ns, key=lambda span: ns_of(span.begin)) - 1

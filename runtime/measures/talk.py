@@ -5,8 +5,8 @@ give the same. Memory holds intervals, the sound that may still move (`Line`) an
 
 Where the model is heard: its sound as a client plays it, and the words that go with it. A piece
 begins when it was sent, or after the sound that still plays; later, if the client's sound came
-ahead of the clock (`Lead`). An interruption cuts what is not heard by then, with its words. Words
-stand where the sound does that is sent at the same time; without one, where they were sent.
+ahead of the clock (`InputLead`). An interruption cuts what is not heard by then, with its words.
+Words stand where the sound does that is sent at the same time; without one, where they were sent.
 
 Where the user speaks: as the server found it, else found in the sound. A server that searches for
 speech says what it found by the sample count of the client's sound. For other sessions the energy
@@ -26,8 +26,8 @@ Where a sound is placed, on the session's clock and to the sample:
   `t`, or follows the sound before if that is not over: if a client sends faster than real time, its
   sound is heard later than it came.
 - What a model says is heard as much later than it was sent as its unit was begun before the unit's
-  sound could have been spoken (`Lead`). A client that sends a file at once is answered in a moment;
-  heard like that, the answers would stand in the middle of the question.
+  sound could have been spoken (`InputLead`). A client that sends a file at once is answered in a
+  moment; heard like that, the answers would stand in the middle of the question.
 - Sound that a network held up comes at once, and was heard in the gap before: the stretch that
   begins after a gap is moved back into it, while sound comes that would otherwise be late.
 - Played sound begins when it came, or after the sound that still plays: the model's sound, as a
@@ -95,15 +95,15 @@ SETTLED_NS: Final = CAPTURED_NS_MAX + HELD_UP_S_MAX * NS_PER_S + BURST_NS_MAX
 """Sound this long before the last that came moves no more."""
 
 
-POSITIONS_MAX: Final = 4096
+CLOCK_PIECES_MAX: Final = 4096
 """Pieces of sound whose place is known: 80 s of 20 ms each, and words come sooner."""
 
 
-class Positions:
+class UserSoundClock:
     """Where the user's sound stands on the session's clock, by its own milliseconds."""
 
     def __init__(self) -> None:
-        self._pieces = deque[tuple[int, int]](maxlen=POSITIONS_MAX)
+        self._pieces = deque[tuple[int, int]](maxlen=CLOCK_PIECES_MAX)
         self._samples = 0
 
     def add(self, samples: int, begin_ns: int) -> None:
@@ -134,7 +134,7 @@ def time_of(voice: Voice, sample: int) -> int:
     return sample * NS_PER_S // RATE_HZ[voice]
 
 
-class Lead:
+class InputLead:
     """How far the model is ahead of the clock: it hears sound before that can have been spoken.
 
     `ns` is 0 with a microphone; a shorter lead is the jitter of a network.
@@ -387,7 +387,7 @@ class _UserPiece:
     ticks: int
 
 
-class Places:
+class TickMap:
     """Maps a count of a client's sound, in ticks, to the session's clock."""
 
     def __init__(self) -> None:
@@ -435,7 +435,7 @@ class UserSpeech:
 
     def __init__(self) -> None:
         self._energy: Final = _Energy()
-        self._places: Final = Places()
+        self._places: Final = TickMap()
         self._searched = deque[tuple[int, int]]()
         self._sounds = deque[tuple[int, int, int]]()
         self._found = deque[tuple[int, int]]()
@@ -509,7 +509,7 @@ class _Energy:
     """Runs the energy detector on the user's sound; counts are ticks of that sound."""
 
     def __init__(self) -> None:
-        self._places: Final = Places()
+        self._places: Final = TickMap()
         self._spans: list[Span] = []
         self._detector = SpeechDetector()
         self._open: int | None = None
@@ -653,7 +653,7 @@ class Talk:
         self.user: Final = UserSpeech()
         self.model: Final = ModelSpeech()
         self._line: Final = Line("user")
-        self._lead: Final = Lead()
+        self._lead: Final = InputLead()
         self._movable = deque[_MovableSound]()
         self._rest = self._ticks = 0
         self._is_speaking = False

@@ -1,14 +1,14 @@
 """Where a client begins and stops to speak: `DetectSpeech`.
 
-Sound is judged in short frames, by its energy or by a trained model. Speech begins after most of
-the last frames were speech, which leaves out clicks and knocks, and after the least length that is
-asked for, which leaves out sounds of attention; it ends after a silence. How the sound was cut into
-pieces does not matter.
+Sound is classified in short frames, by its energy or by a trained model. Speech begins after most
+of the last frames were speech, which leaves out clicks and knocks, and after the least length that
+is asked for, which leaves out sounds of attention; it ends after a silence. How the sound was cut
+into pieces does not matter.
 
 The trained model is that of the package `silero-vad` (extra `antiphon[vad]`), computed by
 onnxruntime. Its network is loaded once and has no state; each session has its own: what it
 remembers, and the end of its sound. A second of sound in one piece takes 2 ms of a processor, frame
-by frame 4: long sound would hold up the event loop, so a thread judges it (`is_slow`).
+by frame 4: long sound would hold up the event loop, so a thread classifies it (`is_slow`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from protocol.wire.audio import Resampler
 
 from ..settings.extras import install
 
-# -- the trained judge -----------------------------------------------------------------------------
+# -- the trained classifier ------------------------------------------------------------------------
 
 
 FRAME_SAMPLES: Final = 512
@@ -61,7 +61,7 @@ def network() -> Any:
     return onnxruntime.InferenceSession(path, options)
 
 
-class SileroJudge:
+class SileroClassifier:
     """Judges one session's frames."""
 
     is_slow = True
@@ -78,8 +78,8 @@ class SileroJudge:
         self._context = np.zeros(CONTEXT_SAMPLES, np.float32)
         self._state: list[Any] = [np.zeros(STATE, np.float32)] * 2
 
-    def judge(self, effect: DetectSpeech) -> Iterable[bool]:
-        """Judge the frames that a piece of sound completes."""
+    def classify(self, effect: DetectSpeech) -> Iterable[bool]:
+        """Classify the frames that a piece of sound completes."""
         if self._resampler is None:
             self._resampler = Resampler(effect.rate_hz)
         sound = self._rest + self._resampler.take(effect.data)
@@ -93,8 +93,8 @@ class SileroJudge:
         self._context = ends[-1]
         given = {"input": np.hstack([ends[:-1], frames]), "h": self._state[0], "c": self._state[1]}
         found, *self._state = network().run(None, given)
-        judged: list[bool] = (found > effect.threshold).tolist()
-        return judged
+        classified: list[bool] = (found > effect.threshold).tolist()
+        return classified
 
 
 # -- the detector ----------------------------------------------------------------------------------
@@ -117,17 +117,17 @@ FACTOR: Final = 8
 """Speech is 9 dB above the noise, at a threshold of a half."""
 BURST_NS: Final = 60 * NS_PER_S
 PACE: Final = 2
-"""So much sound is judged at once, and so many times as fast as it is spoken; more is skipped: the
-sessions share a thread."""
+"""So much sound is classified at once, and so many times as fast as it is spoken; more is skipped:
+the sessions share a thread."""
 
 SpeechEvent = ev.SpeechStarted | ev.SpeechStopped
 
 
-class Judge(Protocol):
+class FrameClassifier(Protocol):
     """Says of each frame of a session's sound whether it is speech.
 
     Attributes:
-        is_slow: it judges longer sound than a frame in a thread, not on the event loop.
+        is_slow: it classifies longer sound than a frame in a thread, not on the event loop.
         frame_ms: length of a frame.
         window, start: speech begins if so many of the last frames are speech.
         tail_ms: for so long speech is heard on after its end.
@@ -139,13 +139,13 @@ class Judge(Protocol):
     start: int
     tail_ms: int
 
-    def judge(self, effect: DetectSpeech) -> Iterable[bool]:
-        """Judge the frames that a piece of sound completes."""
+    def classify(self, effect: DetectSpeech) -> Iterable[bool]:
+        """Classify the frames that a piece of sound completes."""
         ...
 
 
 @attrs.define
-class EnergyJudge:
+class EnergyClassifier:
     """A frame is speech if its power is well above the noise: the least that was heard lately.
 
     Attributes:
@@ -162,19 +162,19 @@ class EnergyJudge:
     rest: bytes = b""
     noise: int = 0
 
-    def judge(self, effect: DetectSpeech) -> Iterable[bool]:
-        """Judge the frames that a piece of sound completes."""
+    def classify(self, effect: DetectSpeech) -> Iterable[bool]:
+        """Classify the frames that a piece of sound completes."""
         factor = max(int(FACTOR * 2 * effect.threshold), 2)
-        noise, judged = self.noise, []
+        noise, classified = self.noise, []
         for power in self._powers(effect):
             noise = noise or min(max(power, NOISE_MIN), FIRST_NOISE_MAX)
-            judged.append(power > POWER_MIN and power > noise * factor)
+            classified.append(power > POWER_MIN and power > noise * factor)
             if power < noise:  # which follows the frame
                 noise = max(power, NOISE_MIN)
             else:
                 noise += (noise >> NOISE_UP_SHIFT) + 1
         self.noise = noise
-        return judged
+        return classified
 
     def _powers(self, effect: DetectSpeech) -> list[int]:
         size = effect.rate_hz * FRAME_MS // MS_PER_S * SAMPLE16_BYTES
@@ -193,13 +193,13 @@ class EnergyJudge:
 
 @attrs.define
 class SpeechDetector:
-    """The detector of one session; `make` makes what judges its frames.
+    """The detector of one session; `make` makes what classifies its frames.
 
     It starts again where the sound does not follow on what it heard, or where speech has ended for
     the session: the client had turned it off, or another server takes the session up.
 
     Attributes:
-        judge: of its frames.
+        classifier: of its frames.
         next_at: the client's sample that it expects.
         end_ms: where the last frame ends, in milliseconds of the client's sound.
         loud: which of the last frames were speech, the newest in the lowest bit.
@@ -207,12 +207,12 @@ class SpeechDetector:
         is_speech: speech has begun and not ended.
         is_known: the session knows that it has.
         begun_ms: where speech began that is too short to be reported; None if it was reported.
-        room_ns: sound that may be judged now.
+        room_ns: sound that may be classified now.
         received_ns: when a piece last came.
     """
 
-    make: Callable[[], Judge] = EnergyJudge
-    judge: Judge = attrs.field(init=False)
+    make: Callable[[], FrameClassifier] = EnergyClassifier
+    classifier: FrameClassifier = attrs.field(init=False)
     next_at: int = -1
     end_ms: int = 0
     loud: int = 0
@@ -224,7 +224,7 @@ class SpeechDetector:
     received_ns: int = 0
 
     def __attrs_post_init__(self) -> None:
-        self.judge = self.make()
+        self.classifier = self.make()
 
     def detect(self, effect: DetectSpeech, at_ns: int) -> Iterator[SpeechEvent]:
         """Find where speech begins and stops in a piece of sound, received at `at_ns`."""
@@ -236,14 +236,14 @@ class SpeechDetector:
             self._begin(effect)
         self.is_known = effect.is_speech
         self.next_at = effect.at + len(effect.data) // SAMPLE16_BYTES
-        judge, frame_ms = self.judge, self.judge.frame_ms
-        for is_loud in judge.judge(effect):
+        classifier, frame_ms = self.classifier, self.classifier.frame_ms
+        for is_loud in classifier.classify(effect):
             self.end_ms += frame_ms
             if not (is_loud or self.loud or self.is_speech):
                 continue  # silence goes on, as most often
-            self.loud = (self.loud << 1 | is_loud) & ((1 << judge.window) - 1)
+            self.loud = (self.loud << 1 | is_loud) & ((1 << classifier.window) - 1)
             self.quiet_ms = 0 if is_loud else self.quiet_ms + frame_ms
-            if not self.is_speech and self.loud.bit_count() >= judge.start:
+            if not self.is_speech and self.loud.bit_count() >= classifier.start:
                 self.is_speech = True
                 self.begun_ms = self.end_ms - self.loud.bit_length() * frame_ms
             if self._is_long(effect.speech_ms):
@@ -257,16 +257,16 @@ class SpeechDetector:
                 self.begun_ms = None
 
     def is_slow(self, effect: DetectSpeech) -> bool:
-        """Whether a piece is judged in a thread: the hop there costs as much as judging a frame."""
+        """Whether a piece goes to a thread: the hop there costs as much as classifying a frame."""
         length_ms = len(effect.data) // SAMPLE16_BYTES * MS_PER_S // effect.rate_hz
-        return self.judge.is_slow and length_ms > self.judge.frame_ms
+        return self.classifier.is_slow and length_ms > self.classifier.frame_ms
 
     def _is_long(self, least_ms: int) -> bool:
         """Whether speech that was not reported has become long enough."""
         if self.begun_ms is None:
             return False
         length_ms = self.end_ms - self.quiet_ms - self.begun_ms
-        return length_ms - self.judge.tail_ms * bool(least_ms) >= least_ms
+        return length_ms - self.classifier.tail_ms * bool(least_ms) >= least_ms
 
     def _has_room(self, effect: DetectSpeech, at_ns: int) -> bool:
         """Take the room of a piece, if there is enough."""
@@ -278,7 +278,7 @@ class SpeechDetector:
         return has_room
 
     def _begin(self, effect: DetectSpeech) -> None:
-        self.judge = self.make()
+        self.classifier = self.make()
         self.end_ms = effect.at * MS_PER_S // effect.rate_hz
         self.is_speech = effect.is_speech
         self.loud = self.quiet_ms = 0

@@ -123,7 +123,7 @@ class _Frame:
 
 
 @attrs.frozen(kw_only=True)
-class _Again:
+class _ResentFrames:
     frames: AsyncGenerator[str]
 
 
@@ -151,7 +151,7 @@ class Connection:
     _on_gone: Callable[[int], None] = attrs.field(kw_only=True)
     _on_send_failed: Callable[[], None] = attrs.field(kw_only=True)
     _stall_s: float = attrs.field(default=SEND_STALL_S, kw_only=True)
-    _outbox: deque[_Frame | _Again | _Close] = attrs.field(factory=deque, init=False)
+    _outbox: deque[_Frame | _ResentFrames | _Close] = attrs.field(factory=deque, init=False)
     _queued_bytes: int = attrs.field(default=0, init=False)
     _wakeup: anyio.Event = attrs.field(factory=anyio.Event, init=False)
     _close_queued: bool = attrs.field(default=False, init=False)
@@ -174,7 +174,7 @@ class Connection:
     def send_again(self, frames: AsyncGenerator[str]) -> None:
         """Queue frames that are read when they are due; a failure breaks the connection."""
         if not (self._ended or self._close_queued):
-            self._put(_Again(frames=frames))
+            self._put(_ResentFrames(frames=frames))
 
     def close(self, code: int, reason: str, ready: Ready) -> None:
         """Queue the WebSocket close after all queued frames; only the first one counts.
@@ -232,14 +232,14 @@ class Connection:
                     self._wakeup = anyio.Event()
                     await self._wakeup.wait()
                 item = self._outbox[0]
-                if not isinstance(item, _Again):
+                if not isinstance(item, _ResentFrames):
                     await item.ready()
                 if isinstance(item, _Close):
                     self._ended = True
                     await self._websocket.close(item.code, item.reason)
                     return False
                 try:
-                    if isinstance(item, _Again):
+                    if isinstance(item, _ResentFrames):
                         await self._send_again(item, sending)
                     else:
                         await self._send_step(item.ready, sending)
@@ -265,7 +265,7 @@ class Connection:
         for _ in frames:
             self._outbox.popleft()
 
-    async def _send_again(self, again: _Again, sending: anyio.CancelScope) -> None:
+    async def _send_again(self, again: _ResentFrames, sending: anyio.CancelScope) -> None:
         """Send the frames one by one, so that what waits behind them is all that takes memory."""
         async with aclosing(again.frames) as frames:
             async for frame in frames:
@@ -280,7 +280,7 @@ class Connection:
         await self._websocket.send(*frames)
         sending.deadline = math.inf
 
-    def _put(self, item: _Again | _Close) -> None:
+    def _put(self, item: _ResentFrames | _Close) -> None:
         self._outbox.append(item)
         self._wakeup.set()
 

@@ -18,7 +18,7 @@
 - `slow`: a message that keeps others waiting for room for too long (`Budget`).
 - `left`: held to its rate, and its end arrived `LEAVE_S` ago after unread bytes.
 
-A late look drops none: the loop was held up, and new bytes are unread.
+A late check drops none: the loop was held up, and new bytes are unread.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from httpcore2 import AsyncNetworkStream, NetworkError
 
 from ..settings.settings import Settings
 from .limits import RECEIVING_BYTES_MAX, Budget, Counters, Drop, PartyRates, Share
-from .process import HEAP_SPARE_BYTES, give_back
+from .process import HEAP_SPARE_BYTES, trim_heap
 
 # -- TCP -------------------------------------------------------------------------------------------
 
@@ -423,25 +423,25 @@ class WatchedConnection:
         self._progress_at_s = self._received_at_s = now_s
         self._ping_at_s = now_s + settings.ping_s
 
-    def look(self, now_s: float, settings: Settings, *, judges: bool) -> None:
-        """Check its progress since the last look; drop it if there is none."""
-        self._check_sending(now_s, settings.stall_s, judges=judges)
+    def check_progress(self, now_s: float, settings: Settings, *, may_drop: bool) -> None:
+        """Check its progress since the last check; drop it if there is none."""
+        self._check_sending(now_s, settings.stall_s, may_drop=may_drop)
         if self.share is None:
-            self._check_pace(now_s, settings.stall_s, judges=judges)
+            self._check_pace(now_s, settings.stall_s, may_drop=may_drop)
         else:
-            self._check_receiving(now_s, settings, judges=judges)
+            self._check_receiving(now_s, settings, may_drop=may_drop)
             self._check_leaving(now_s)
 
-    def _check_sending(self, now_s: float, stall_s: float, *, judges: bool) -> None:
+    def _check_sending(self, now_s: float, stall_s: float, *, may_drop: bool) -> None:
         is_owed, acknowledged = self.link.tcp.progress()
         # Less than before: the kernel has counted a send, and we have not yet.
         if not is_owed or acknowledged > self._acknowledged:
             self._acknowledged = acknowledged
             self._progress_at_s = now_s
-        elif judges and now_s - self._progress_at_s >= stall_s - CHECK_S:
+        elif may_drop and now_s - self._progress_at_s >= stall_s - CHECK_S:
             self.link.drop("stalled")
 
-    def _check_pace(self, now_s: float, stall_s: float, *, judges: bool) -> None:
+    def _check_pace(self, now_s: float, stall_s: float, *, may_drop: bool) -> None:
         """Drop a peer that takes an HTTP answer below the least rate, after a while."""
         if not self.link.is_sending:
             self._held = None
@@ -449,16 +449,16 @@ class WatchedConnection:
         _, acknowledged = self.link.tcp.progress()
         since_s, before = self._held = self._held or (now_s, acknowledged)
         due = (now_s - since_s - stall_s) * HTTP_BYTES_PER_S_MIN
-        if judges and acknowledged - before < due:
+        if may_drop and acknowledged - before < due:
             self.link.drop("stalled")
 
-    def _check_receiving(self, now_s: float, settings: Settings, *, judges: bool) -> None:
+    def _check_receiving(self, now_s: float, settings: Settings, *, may_drop: bool) -> None:
         tcp = self.link.tcp
         signs = tcp.received_marker
         if signs != self._signs or not tcp.is_reading:
             self._signs = signs
             self._received_at_s = now_s
-        elif judges and settings.ping_s and now_s - self._received_at_s >= settings.pong_wait_s:
+        elif may_drop and settings.ping_s and now_s - self._received_at_s >= settings.pong_wait_s:
             self.link.drop("silent")
 
     def _check_leaving(self, now_s: float) -> None:
@@ -507,23 +507,23 @@ class ConnectionMonitor:
         self._connections.pop(watched, None)
 
     async def run(self) -> None:
-        """Look until cancelled."""
-        before_s, late_looks = trio.current_time(), 0
+        """Check until cancelled."""
+        before_s, late_checks = trio.current_time(), 0
         giving = trio.CapacityLimiter(1)  # its own: other threads may hang on a disk
         async with trio.open_nursery() as pings:
             while True:
                 await trio.sleep(CHECK_S)
                 now_s = trio.current_time()
-                late_looks = late_looks + 1 if now_s - before_s > LATE_S else 0
+                late_checks = late_checks + 1 if now_s - before_s > LATE_S else 0
                 before_s = now_s
-                judges = not 0 < late_looks <= LATE_CHECKS_MAX
+                may_drop = not 0 < late_checks <= LATE_CHECKS_MAX
                 for watched in list(self._connections):
-                    watched.look(now_s, self.settings, judges=judges)
+                    watched.check_progress(now_s, self.settings, may_drop=may_drop)
                     if watched.is_due(now_s, self.settings.ping_s):
                         pings.start_soon(watched.ping)
                 self._check_messages(now_s)
                 if self._memory_has_fallen():
-                    pings.start_soon(partial(trio.to_thread.run_sync, give_back, limiter=giving))
+                    pings.start_soon(partial(trio.to_thread.run_sync, trim_heap, limiter=giving))
 
     def _memory_has_fallen(self) -> bool:
         """Whether messages took much memory since the last time, and take little now."""

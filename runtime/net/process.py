@@ -33,7 +33,7 @@ _OPERATORS: Final = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_
 """Variables by which an operator sets it; then it stays as set."""
 
 
-def keep_what_is_freed() -> bool:
+def keep_freed_memory() -> bool:
     """Have the C library keep some freed memory for the next frames; False where it cannot.
 
     Only glibc can, and an operator's setting wins.
@@ -45,7 +45,7 @@ def keep_what_is_freed() -> bool:
     return all(mallopt(name, size) for name, size in wanted)
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Return free memory inside the heap to the system: 50 us a MB, almost nothing for none.
 
     Without it the buffers of a burst of messages stay with the process for ever: by itself the C
@@ -73,7 +73,7 @@ def importing() -> Iterator[None]:
             gc.enable()
 
 
-def spare_what_stays() -> None:
+def freeze_gc() -> None:
     """Move all loaded objects out of the garbage collector's sight until the server ends.
 
     With a model that is some 400000 objects, and a scan of them stops all sessions for 0.2 s.
@@ -82,7 +82,7 @@ def spare_what_stays() -> None:
     gc.freeze()
 
 
-def find_what_was_spared() -> None:
+def unfreeze_gc() -> None:
     """Let the collector see them again, to free a model that is replaced."""
     gc.unfreeze()
 

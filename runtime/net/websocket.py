@@ -100,7 +100,7 @@ CONTROL_BYTES_MAX: Final = 125
 """RFC 6455, 5.5: longer ones are invalid."""
 
 
-class Run(NamedTuple):
+class ByteRun(NamedTuple):
     """A run of bytes of which all pass or none does, up to `end`; empty if more bytes are needed.
 
     `cost` counts the messages that began in it; a fragment is a part of one.
@@ -111,7 +111,7 @@ class Run(NamedTuple):
     cost: float
 
 
-class Whole(NamedTuple):
+class SingleFrameMessage(NamedTuple):
     """A text message in a single frame: its masked payload, up to `end`, which may not be here."""
 
     mask: bytes
@@ -144,7 +144,7 @@ class FrameScanner:
         """The least bytes until the next action; 1 or more."""
         return max(self._left, 1)
 
-    def whole(self, data: bytes, at: int, bytes_max: int) -> Whole | None:
+    def whole(self, data: bytes, at: int, bytes_max: int) -> SingleFrameMessage | None:
         """The message at a place in `data`, where the last run ended; who takes it counts it.
 
         None for anything but a text message of one frame and at most `bytes_max`.
@@ -157,23 +157,23 @@ class FrameScanner:
             return None
         if size < _SIZES_MIN[start - at]:
             return None
-        return Whole(data[start - _MASK_BYTES : start], start, start + size)
+        return SingleFrameMessage(data[start - _MASK_BYTES : start], start, start + size)
 
-    def run(self, data: bytes, at: int, cost_max: float) -> Run:
+    def run(self, data: bytes, at: int, cost_max: float) -> ByteRun:
         """Scan from `at`, where the last run ended, for at most `cost_max` (1 or more) messages."""
         start, end, cost = at, len(data), 0.0
         if self._is_lost:
-            return Run(end, True, cost)
+            return ByteRun(end, True, cost)
         if self._left:
             at = self._walk(at, end)
             if self._left or self._is_dropped:
-                return Run(at, not self._is_dropped, cost)
+                return ByteRun(at, not self._is_dropped, cost)
         while at + 2 <= end:
             first, second = data[at], data[at + 1]
             body, size = _payload_at(data, at)
             if not _is_frame(first, second, size):
                 self._is_lost = True
-                return Run(end, True, cost)
+                return ByteRun(end, True, cost)
             if body > end:
                 break
             is_counted = first & (_FIN | _CONTROL) or size < FRAGMENT_BYTES_MIN
@@ -189,8 +189,8 @@ class FrameScanner:
             cost += frame_cost
             at = self._begin(first, size, is_dropped=is_dropped, body=body, end=end)
             if is_dropped:
-                return Run(at, False, cost)
-        return Run(at, True, cost)
+                return ByteRun(at, False, cost)
+        return ByteRun(at, True, cost)
 
     def _begin(self, first: int, size: int, *, is_dropped: bool, body: int, end: int) -> int:
         self._left = size
@@ -463,7 +463,7 @@ class Intake(trio.abc.Stream):
         self._rest += more
         return bool(more)
 
-    async def _take_whole(self) -> Whole | None:
+    async def _take_whole(self) -> SingleFrameMessage | None:
         """Hand over whole messages, as many as the rate allows; return the next one.
 
         It lacks `_missing_bytes`. None if the next bytes are the codec's, or there are none.
@@ -484,7 +484,7 @@ class Intake(trio.abc.Stream):
                     await self.share.hold(len(self._rest))
             return whole
 
-    def _cut_whole(self, most: float) -> tuple[list[str], Whole | None]:
+    def _cut_whole(self, most: float) -> tuple[list[str], SingleFrameMessage | None]:
         """Take whole messages off `_rest`, only small ones together; if none, see the next one."""
         data, at, messages = self._rest, 0, list[str]()
         whole = None

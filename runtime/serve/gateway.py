@@ -5,7 +5,7 @@ and quota, and becomes a session: `Gateway.on_websocket`, then `Server.handle`. 
 one application behind the same gate (`Gateway.app`). Both start before the model: until it is
 loaded, sessions are refused with `service_unavailable`.
 
-A client may come back to its session on another connection (`come_back`), or attach to a running
+A client may resume its session on another connection (`resume_connection`), or attach to a running
 session of `live`, and only listen (`SidebandServer`, `api.tail`).
 `/v1/live/sessions/{id}/attach` is for the session's own key and for `admin`. It is a view of the
 session's log, like its live tail over HTTP: it changes neither the session nor its timing. So only
@@ -34,10 +34,10 @@ from starlette.types import ASGIApp
 from protocol.values import errors
 from protocol.values.frames import Frame, Received, Shortened
 from protocol.values.limits import MODES, OF_MODE, Mode
-from protocol.values.messages import ComeBack, EndReason, ErrorReport
+from protocol.values.messages import EndReason, ErrorReport, ResumeRequest
 from protocol.wire.codec import parse_frame
 from protocol.wire.dialects import LIVE, OMNI, OPENAI, OPENAI_TRANSCRIPTION, first_dialect
-from protocol.wire.dialects.omni import NOT_RESUMED, Return
+from protocol.wire.dialects.omni import NOT_RESUMED, OmniResume
 from protocol.wire.dialects.omni import RESUME as OMNI_RESUME
 from protocol.wire.dialects.shared import RESUME, SESSION_RESUME, SESSION_UPDATE
 from recorder.read.reader import next_seq
@@ -53,7 +53,7 @@ from ..api.openai import Calls, OpenAIApi
 from ..api.pages import ADDRESS as CONSOLE
 from ..api.pages import Console, DemoPages, Pages, is_public
 from ..api.recordings import NO_RECORDING, Marks, Recordings
-from ..api.requests import ConcurrencyLimit, NotHere, in_thread
+from ..api.requests import ConcurrencyLimit, NotOnThisGateway, in_thread
 from ..api.routes import Api, WorkersApi
 from ..api.tail import Sideband, Tail, follow, refused
 from ..api.twilio import TWILIO_PATH, Call, Twilio
@@ -68,7 +68,7 @@ from ..net.limits import Counters, origin_of
 from ..net.listener import WebSocketRequest, tasks_living
 from ..session.forking import ForkRefused
 from ..session.journal import ready_now
-from ..session.peer import Ended
+from ..session.peer import EndedSession
 from ..session.server import NO_SESSION, Server
 from ..session.setup import VERSION, Parent, model_names
 from ..settings.settings import Settings
@@ -79,7 +79,7 @@ from .relay import AWAY, NOT_HERE, Relay, is_relayed
 from .retention import make_retainer, make_uploader
 from .routing import NotServedError, Route, attached_to, route
 
-# -- clients that come back ------------------------------------------------------------------------
+# -- clients that resume a session ----------------------------------------------------------------
 
 
 HELLO_S: Final = 10.0
@@ -88,19 +88,19 @@ HELLO_BYTES_MAX: Final = 4096
 """It is a token and a number."""
 
 
-async def come_back(server: Server, websocket: WebSocket, to: Route, owner: str) -> None:
+async def resume_connection(server: Server, websocket: WebSocket, to: Route, owner: str) -> None:
     """Let a client go on with its session, or close with 1008 and the reason."""
-    asked = await _asked(websocket)
-    if isinstance(asked, ComeBack):
-        refusal = await server.resume(websocket, to.resume, to.mode, owner, asked)
+    request = await _read_resume_request(websocket)
+    if isinstance(request, ResumeRequest):
+        refusal = await server.resume(websocket, to.resume, to.mode, owner, request)
     else:
-        refusal = asked
+        refusal = request
     if refusal:
         is_open = not server.admission.is_draining
         await websocket.close(errors.CLOSE_POLICY if is_open else errors.CLOSE_RESTART, refusal)
 
 
-async def _asked(websocket: WebSocket) -> ComeBack | str:
+async def _read_resume_request(websocket: WebSocket) -> ResumeRequest | str:
     """Read the first message, or say what is wrong with it; `WebSocketClosed` if none comes."""
     frame = None
     with anyio.move_on_after(HELLO_S):
@@ -109,12 +109,12 @@ async def _asked(websocket: WebSocket) -> ComeBack | str:
         body = parse_frame(_frame_of(frame), HELLO_BYTES_MAX)
         if body.get("type") != SESSION_RESUME:
             return f"the first message here is {SESSION_RESUME}"
-        asked: ComeBack = RESUME.parse(body)
+        request: ResumeRequest = RESUME.parse(body)
     except errors.FrameError as error:
         return error.reason
     except errors.FieldError as error:
         return error.message
-    return asked
+    return request
 
 
 def _frame_of(received: Received) -> Frame:
@@ -122,7 +122,7 @@ def _frame_of(received: Received) -> Frame:
 
 
 @attrs.frozen
-class _Begun:
+class _PeekedWebSocket:
     """A WebSocket whose first message was read before its session began."""
 
     websocket: WebSocket
@@ -151,7 +151,7 @@ class _Begun:
         await self.websocket.abort()
 
 
-async def come_back_or_begin(
+async def resume_or_begin(
     server: Server, websocket: WebSocket, to: Route, owner: str
 ) -> WebSocket | None:
     """Let a client of vLLM-Omni's protocol go on with the session that its first message names.
@@ -167,18 +167,18 @@ async def come_back_or_begin(
     try:
         body = parse_frame(_frame_of(frame), HELLO_BYTES_MAX)
         if body.get("type") != SESSION_RESUME:
-            return _Begun(websocket, frame)
-        back: Return = OMNI_RESUME.parse(body)
+            return _PeekedWebSocket(websocket, frame)
+        resume: OmniResume = OMNI_RESUME.parse(body)
     except errors.FrameError:
-        return _Begun(websocket, frame)
+        return _PeekedWebSocket(websocket, frame)
     except errors.FieldError as error:
         refusal = error.message
     else:
-        is_over = isinstance(server.find(back.recording_id), Ended)
-        name, mode = back.recording_id, to.mode
+        is_over = isinstance(server.find(resume.recording_id), EndedSession)
+        name, mode = resume.recording_id, to.mode
         refusal = NO_SESSION
         if not is_over:
-            refusal = await server.resume(websocket, name, mode, owner, back.asked)
+            refusal = await server.resume(websocket, name, mode, owner, resume.request)
     if refusal:
         report = ErrorReport(code=errors.ErrorCode.NOT_READY, message=refusal)
         await websocket.send(NOT_RESUMED.encode(report))
@@ -402,7 +402,7 @@ class Gateway:
                 *pages,
             ],
             speech=self.speech,
-            handlers={Denied: answer_denied, NotHere: self._relay.relay_http},
+            handlers={Denied: answer_denied, NotOnThisGateway: self._relay.relay_http},
         )
         return AccessMiddleware(
             app,
@@ -562,21 +562,21 @@ class Gateway:
         websocket = _translated(request.path, websocket, to)
         server = self.server
         if server is None:
-            await _turn_away(websocket, to, _UNAVAILABLE, LOADING)
+            await _reject(websocket, to, _UNAVAILABLE, LOADING)
         elif to.resume:
-            await come_back(server, websocket, to, admitted.principal.name)
+            await resume_connection(server, websocket, to, admitted.principal.name)
         elif server.admission.is_draining:
-            await _turn_away(websocket, to, _UNAVAILABLE, errors.REFUSALS[_UNAVAILABLE])
+            await _reject(websocket, to, _UNAVAILABLE, errors.REFUSALS[_UNAVAILABLE])
         else:
             if to.dialect is OMNI and not to.label:
                 owner = admitted.principal.name
-                begun = await come_back_or_begin(server, websocket, to, owner)
-                if begun is None:
+                peeked = await resume_or_begin(server, websocket, to, owner)
+                if peeked is None:
                     return
-                websocket = begun
+                websocket = peeked
             left = anyio.Event()
-            arrival = attrs.evolve(to, address=origin_of(request.peer.host))
-            serve = partial(self._serve, server, websocket, arrival, admitted.principal, left.set)
+            spec = attrs.evolve(to, address=origin_of(request.peer.host))
+            serve = partial(self._serve, server, websocket, spec, admitted.principal, left.set)
             if to.resumable:
                 server.tasks.start_soon(_guarded, serve)  # the session may outlive its connection
                 await left.wait()
@@ -622,16 +622,16 @@ class Gateway:
         place = await self._gate.quotas.enter_soon(principal)
         reason: EndReason | None = None
         try:
-            arrival = attrs.evolve(
+            spec = attrs.evolve(
                 to,
                 owner=principal.name,
                 must_record=principal.record_always is True,
                 refusal=errors.ErrorCode.WORKER_BUSY if place is None else None,
             )
-            reason = await server.handle(websocket, arrival, on_left)
+            reason = await server.handle(websocket, spec, on_left)
         except ForkRefused as refused:
             reason = "refused" if errors.close_code(refused.code) else None  # else it is paid for
-            await _turn_away(websocket, to, refused.code, refused.message)
+            await _reject(websocket, to, refused.code, refused.message)
         finally:
             on_left()
             if place is not None:
@@ -672,7 +672,7 @@ async def _guarded(serve: Callable[[], Awaitable[None]]) -> None:
         _LOG.exception("a session broke")
 
 
-async def _turn_away(websocket: WebSocket, to: Route, code: errors.ErrorCode, text: str) -> None:
+async def _reject(websocket: WebSocket, to: Route, code: errors.ErrorCode, text: str) -> None:
     """Refuse without a session: very many clients may ask."""
     for frame in to.dialect.encode(ErrorReport(code=code, message=text)):
         await websocket.send(frame)

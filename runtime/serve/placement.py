@@ -8,7 +8,7 @@
 | of a package | `placement` | as the package says: with `ray` a worker on a GPU of a cluster |
 
 A package offers a placement as an entry point of the group `PLACEMENTS`: a module with the
-functions of `Offer` (`examples/ray_placement`). It is imported only when it is named.
+functions of `PlacementModule` (`examples/ray_placement`). It is imported only when it is named.
 
 Static workers are kept running by systemd, Slurm or Kubernetes. A worker that is not there when the
 server starts is waited for: both may be started at once. Later it is tried again by `Workers`,
@@ -364,7 +364,7 @@ class Placement(Protocol):
 
 
 @runtime_checkable
-class Scales(Protocol):
+class ScalingPlacement(Protocol):
     """A placement that adds and drains workers by itself."""
 
     async def scale(self, workers: Workers, load: Callable[[], int]) -> None:
@@ -372,7 +372,7 @@ class Scales(Protocol):
         ...
 
 
-class Offer(Protocol):
+class PlacementModule(Protocol):
     """The module of an entry point of `PLACEMENTS`."""
 
     def make(self, settings: Settings, tasks: TaskGroup) -> Placement:
@@ -384,7 +384,7 @@ class Offer(Protocol):
         ...
 
 
-def offer(name: str) -> Offer:
+def offer(name: str) -> PlacementModule:
     """Import the package of a `NAME` or `NAME:TEXT`; `ValueError`: none of this name is there."""
     wanted, found = name.partition(":")[0], entry_points(group=PLACEMENTS)
     if wanted not in found.names:
@@ -392,7 +392,7 @@ def offer(name: str) -> Offer:
         hint = "; it is in the sources of Antiphon: pip install ./examples/ray_placement"
         hint = hint if wanted == "ray" else nearest(wanted, found.names)
         raise ValueError(f"no package offers {wanted!r}: choose from {there}{hint}")
-    return cast("Offer", found[wanted].load())
+    return cast("PlacementModule", found[wanted].load())
 
 
 def placement_of(settings: Settings, load: Load, tasks: TaskGroup) -> Placement:

@@ -27,7 +27,7 @@ from starlette.types import Receive, Scope, Send
 from recorder.format.format import is_recording_id
 
 from ..access.origins import PORT_OF, read_origin
-from ..api.requests import NotHere, Stream, Write, read_body
+from ..api.requests import NotOnThisGateway, Stream, Write, read_body
 from ..net.http import error_body, http_error, json_response
 from ..net.listener import WebSocketRequest
 from ..net.upstream import (
@@ -58,7 +58,7 @@ _ANSWER_HEADERS: Final = frozenset({"retry-after", "www-authenticate"})
 _LOG: Final = logging.getLogger("antiphon.gateways")
 
 
-class GatewayAway(Exception):  # noqa: N818 - an answer to the client, not an error of ours
+class GatewayUnreachable(Exception):  # noqa: N818 - an answer to the client, not an error of ours
     """No gateway that answers has it, and one does not answer."""
 
     body = error_body("gateway_away", "the server that may have this does not answer; try again")
@@ -109,13 +109,13 @@ class Relay:
                 else:
                     headers = [it for it in owner.headers if it[0] in _ANSWER_HEADERS]
                     await request.reject(owner.status, await _whole(owner), headers)
-        except GatewayAway as away:
-            await request.reject(AWAY, away.body, away.headers)
+        except GatewayUnreachable as error:
+            await request.reject(AWAY, error.body, error.headers)
         return True
 
     async def relay_http(self, request: Request, error: Exception) -> Response:
         """Answer a request for what is not here: by the gateway that has it, or with a 404."""
-        assert isinstance(error, NotHere)
+        assert isinstance(error, NotOnThisGateway)
         if RELAYED in request.headers:
             return json_response(error_body("not_here", error.detail), NOT_HERE)
         missing = await http_error(request, error)
@@ -128,7 +128,7 @@ class Relay:
             headers=tuple(request.headers.items()),
             body=await read_body(request, BODY_BYTES_MAX),
         )
-        return _Relayed(self, asked, missing)
+        return _RelayedResponse(self, asked, missing)
 
     async def answer(
         self, asked: UpstreamRequest, missing: Response, scope: Scope, receive: Receive, send: Send
@@ -146,12 +146,12 @@ class Relay:
                         media_type="application/octet-stream",
                     )
                 await response(scope, receive, send)
-        except GatewayAway as away:
-            await json_response(away.body, AWAY, dict(away.headers))(scope, receive, send)
+        except GatewayUnreachable as error:
+            await json_response(error.body, AWAY, dict(error.headers))(scope, receive, send)
 
     @asynccontextmanager
     async def _owner(self, asked: UpstreamRequest) -> AsyncIterator[Upstream | None]:
-        """The answer of the gateway that has it; None: no one has it. `GatewayAway`."""
+        """The answer of the gateway that has it; None: no one has it. `GatewayUnreachable`."""
         owner = await self._ask_all(asked)
         try:
             yield owner
@@ -162,7 +162,7 @@ class Relay:
 
     async def _ask_all(self, asked: UpstreamRequest) -> Upstream | None:
         if self._asking >= ASKING_MAX:
-            raise GatewayAway
+            raise GatewayUnreachable
         owners, is_away = list[Upstream](), False
 
         async def ask_one(address: Address) -> None:
@@ -184,7 +184,7 @@ class Relay:
         finally:
             self._asking -= 1
         if is_away and not owners:
-            raise GatewayAway
+            raise GatewayUnreachable
         return owners[0] if owners else None
 
     async def _ask_one(self, address: Address, asked: UpstreamRequest) -> Upstream | None:
@@ -200,7 +200,7 @@ class Relay:
         return answer
 
 
-class _Relayed(Response):
+class _RelayedResponse(Response):
     """Another gateway's answer; it is asked for when this one is sent."""
 
     def __init__(self, gateways: Relay, asked: UpstreamRequest, missing: Response) -> None:

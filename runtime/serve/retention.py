@@ -83,10 +83,10 @@ class Uploader:
         """Upload what is due, now and then; runs until cancelled."""
         failures = 0
         while True:
-            failures = 0 if await self.look() else failures + 1
+            failures = 0 if await self.upload_due() else failures + 1
             await anyio.sleep(pause_s(failures) if failures else UPLOAD_PERIOD_S)
 
-    async def look(self) -> bool:
+    async def upload_due(self) -> bool:
         """Upload what is due, until a failure; return whether there was none."""
         try:
             due = deque(await _in_thread(self._due))
@@ -109,7 +109,7 @@ class Uploader:
     async def finish(self) -> None:
         """After `run`, upload what is left; the caller bounds the time."""
         await _in_thread(self._wait)
-        await self.look()
+        await self.upload_due()
 
     # -- in threads -------------------------------------------------------------------------------
 
@@ -248,10 +248,10 @@ class Retainer:
     async def run(self) -> None:
         """Prune now and then; runs until cancelled."""
         while True:
-            await self.look()
+            await self.prune()
             await anyio.sleep(PERIOD_S)
 
-    async def look(self) -> None:
+    async def prune(self) -> None:
         """Prune once, and count the rest."""
         work = partial(
             prune, self._store, self._retention, now_s=self._clock(), may_go=self._may_go

@@ -48,7 +48,7 @@ from ..access.gate import OPENAI_SUBPROTOCOL
 from ..api.half_duplex import HALF_DUPLEX_PATH
 from ..api.twilio import TWILIO_PATH
 from ..net.http import LIVE_PATH
-from ..session.setup import Arrival
+from ..session.setup import SessionSpec
 
 REALTIME_PATH: Final = "/v1/realtime"
 DUPLEX_PATH: Final = "/ws/duplex/"
@@ -89,7 +89,7 @@ SPOKEN: Final[Mapping[str, tuple[str, str]]] = {
 
 
 @attrs.frozen(kw_only=True)
-class Route(Arrival):
+class Route(SessionSpec):
     """A client's session, as its handshake asks for it.
 
     Attributes:

@@ -35,7 +35,7 @@ from recorder.write.writer import Recorder, RecorderPolicy
 
 from ..access.keys import KeyFileError
 from ..api.views import LoadViewer
-from ..media.speech_detector import EnergyJudge, Judge, NoSileroError, SileroJudge, network
+from ..media import speech_detector as vad
 from ..media.voices import VoiceLibrary
 from ..model.backends.base import Backend, BackendError, DeviceLost, Remote
 from ..model.models import load_backend, require_deterministic
@@ -43,7 +43,7 @@ from ..net import listener
 from ..net.connection import CLOSE_FLUSH_S, Ready
 from ..net.limits import Counters
 from ..net.listener import Address
-from ..net.process import find_what_was_spared, keep_what_is_freed, spare_what_stays
+from ..net.process import freeze_gc, keep_freed_memory, unfreeze_gc
 from ..net.tls import Certificate, CertificateError
 from ..session.journal import FIN_WAIT_S, ready_now
 from ..session.model_calls import RELEASE_WAIT_S
@@ -54,7 +54,7 @@ from ..settings.settings import Settings
 from ..slots.workers import REPLACE_SPARE_S, Workers
 from ..telemetry.metrics import TracesMissingError
 from .gateway import Gateway
-from .placement import Load, Placement, Scales, placement_of
+from .placement import Load, Placement, ScalingPlacement, placement_of
 
 # -- open files ------------------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ class Shutdown:
         self.patience.cancel()
         self.begin(server)
 
-    def come(self, cut_by: signal.Signals | None = None) -> None:
+    def cancel_all(self, cut_by: signal.Signals | None = None) -> None:
         """Cancel all that is left; `cut_by` is the signal that cuts sessions off, or None."""
         self.cut_by = cut_by
         self._on_stopping(cut_by)
@@ -191,10 +191,10 @@ async def watch_signals(server: Callable[[], Server | None], end: Shutdown) -> N
             if serving is not None:
                 come = max(come, int(end.has_begun)) + 1
             if serving is None:
-                end.come()
+                end.cancel_all()
             elif come > 2:
                 _logger.warning("%s: %d sessions are cut off", number.name, serving.sessions)
-                end.come(cut_by=number)
+                end.cancel_all(cut_by=number)
             elif come == 2:
                 _logger.warning("%s: ending %d sessions now", number.name, serving.sessions)
                 end.patience.cancel()
@@ -219,7 +219,7 @@ async def shut_down(server: Server, end: Shutdown) -> None:
         _logger.error("%d sessions did not end in %g s", server.sessions, wait_s)
     with anyio.move_on_after(ATTACHED_WAIT_S):
         await end.attached_left()
-    end.come()
+    end.cancel_all()
 
 
 # -- the server ------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ async def run(
         open_gateway = partial(Gateway, settings, counters=counters, recorder=recorder)
         with _needing(KeyFileError, TracesMissingError, ValueError):
             gateway = open_gateway(load_viewer=load_viewer, voices=voices, remote=remote)
-        keep_what_is_freed()
+        keep_freed_memory()
         listeners = await _bind(settings)
         async with anyio.create_task_group() as tasks:
             serve_port = partial(
@@ -289,8 +289,8 @@ async def run(
             placement = placement_of(settings, load, tasks)
             try:
                 workers = await _load_workers(settings, placement)
-                judge = await _judge(settings)
-                speech_input = SpeechInput(judge, await _transcriber(settings, load, workers))
+                classifier = await _classifier(settings)
+                speech_input = SpeechInput(classifier, await _transcriber(settings, load, workers))
             except CannotServeError as error:
                 failure = error
                 tasks.cancel_scope.cancel()
@@ -304,7 +304,7 @@ async def run(
             gateway.server = await _make(make, settings)
             tasks.start_soon(gateway.server.refresh)
             tasks.start_soon(gateway.server.replace_workers, partial(end.give_up, gateway.server))
-            if isinstance(placement, Scales):
+            if isinstance(placement, ScalingPlacement):
                 tasks.start_soon(placement.scale, workers, gateway.workers_wanted)
             on_ready()
     finally:
@@ -331,17 +331,17 @@ async def _transcriber(settings: Settings, load: Load, workers: Workers) -> Tran
         raise CannotServeError(f"cannot load the transcriber {name}: {error}") from error
 
 
-async def _judge(settings: Settings) -> Callable[[], Judge]:
+async def _classifier(settings: Settings) -> Callable[[], vad.FrameClassifier]:
     """What finds users' speech; a model is loaded before the first of them comes."""
     if settings.detector == "energy":
-        return EnergyJudge
+        return vad.EnergyClassifier
     try:
-        await anyio.to_thread.run_sync(network, abandon_on_cancel=True)
-    except NoSileroError as error:
+        await anyio.to_thread.run_sync(vad.network, abandon_on_cancel=True)
+    except vad.NoSileroError as error:
         if settings.detector is None:
-            return EnergyJudge
+            return vad.EnergyClassifier
         raise CannotServeError(str(error)) from error
-    return SileroJudge
+    return vad.SileroClassifier
 
 
 async def _make(make: Callable[..., Server], settings: Settings) -> Server:
@@ -396,7 +396,7 @@ async def _close(
     transcriber: Transcriber | None,
 ) -> None:
     """Close the logs, send the last spans and store the last logs, even when cancelled."""
-    find_what_was_spared()
+    unfreeze_gc()
     with anyio.CancelScope(shield=True):
         await recorder.aclose()
         if gateway is not None:
@@ -437,7 +437,7 @@ async def _load_workers(settings: Settings, placement: Placement) -> Workers:
         wrong = (OSError, ValueError, RuntimeError, BackendError)
         with _needing(*wrong, what=f"cannot load the model {name}: "):
             loaded.append(await load(place))
-    spare_what_stays()
+    freeze_gc()
     wait_s = settings.cleanup_wait_s + RELEASE_WAIT_S + REPLACE_SPARE_S
     with _needing(ValueError):
         return Workers(
@@ -455,5 +455,5 @@ async def _load_one(settings: Settings, placement: Placement, place: int) -> Bac
 
 
 async def _reload(load: Callable[[int], Awaitable[Backend]], place: int) -> Backend:
-    find_what_was_spared()
+    unfreeze_gc()
     return await load(place)

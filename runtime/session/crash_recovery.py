@@ -36,7 +36,7 @@ from recorder.write.writer import Recorder
 
 from ..telemetry.watching import Watcher
 from .journal import FrameIndex, Journal
-from .peer import NO_TOKEN, Ended, Tokens
+from .peer import NO_TOKEN, EndedSession, Tokens
 
 _logger = logging.getLogger("antiphon.session")
 _TX: Final = "tx"
@@ -180,9 +180,9 @@ class RecoveredSession:
         else:
             yield ev.BackendLost(at_ns=now_ns, lease=lease)
 
-    def ended(self, resume_s: int, now_ns: int) -> Ended:
+    def ended(self, resume_s: int, now_ns: int) -> EndedSession:
         """What its client may hear of it after its end; `now_ns` on the server's clock."""
-        return Ended.of(
+        return EndedSession.of(
             self.session,
             owner=self.owner,
             party=self.owner,

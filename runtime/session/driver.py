@@ -2,11 +2,11 @@
 
 - Events are taken off one inbox, one by one, in the log's order: each is appended to the log,
   stepped, its effects appended, and only then performed. The driver's task does this for events
-  that are posted; while it waits, a task that brings an event (`bring`) does it instead.
+  that are posted; while it waits, a task that brings an event (`step_or_post`) does it instead.
 - Posting never blocks. Client bytes are bounded: `frames_received` waits while the inbox or the
   decoder is too far behind, and a bounded time for the recorder.
-- Where a slow judge looks for speech, all other events wait in the inbox until it has answered: the
-  session sees what it would see if the judge answered at once.
+- Where a slow classifier looks for speech, other events wait in the inbox until it has answered:
+  the session sees what it would see if the classifier answered at once.
 - The driver awaits only its inbox: never the network, a model call or the log. Only `Send` and
   `Close` wait for the log's write(2), in the writer task.
 - An effect goes to the part that performs it, and none of them waits: `AttachedClient`, the slot
@@ -143,7 +143,7 @@ class Driver:
         )
         self._calls = make_calls(self)
         self._speech_input = speech_input
-        self._detector = SpeechDetector(speech_input.make_judge)
+        self._detector = SpeechDetector(speech_input.make_classifier)
         self._sounds: list[ef.DetectSpeech] = []
         self._timers = Timers(self)
         self._transcript = speech_input.transcript_writer(opened, self, units_dropped)
@@ -250,7 +250,7 @@ class Driver:
         """As `Inbox`; from the event loop only."""
         self._events.post(event)
 
-    def bring(self, event: ev.Event) -> None:
+    def step_or_post(self, event: ev.Event) -> None:
         """As `Inbox`."""
         if self._events.is_idle:
             self._context.run(self._at_once, self._step, event)
@@ -292,7 +292,7 @@ class Driver:
             self.is_suspended = self.session.state is not State.CLOSED
             self._events.wake()
 
-    def wait_no_longer(self) -> None:
+    def stop_waiting(self) -> None:
         """End a session that waits for its client: there are too many."""
         self.post(ev.PeerGone(at_ns=self.now_ns(), code=CLOSE_NORMAL))
 
@@ -307,11 +307,11 @@ class Driver:
             self.peer.tokens.forget_old()
         first = frames[0]
         if isinstance(first, Shortened):
-            self.bring(ev.FrameReceived(at_ns=self.now_ns(), frame=None, shortened=first))
+            self.step_or_post(ev.FrameReceived(at_ns=self.now_ns(), frame=None, shortened=first))
         elif first is not None and len(first) > LARGE_BYTES_MIN:
             return self._large_frame_received(first)
         else:
-            self._bring_frames(cast("tuple[Frame, ...]", frames))
+            self._step_or_post_frames(cast("tuple[Frame, ...]", frames))
         if self._errors:
             return self._pause()
         return self._wait_for_room() if self._is_behind or self._journal.is_behind else None
@@ -327,11 +327,11 @@ class Driver:
         if self._journal.is_flooded_by(frame):
             self.post(ev.Flooded(at_ns=self.now_ns()))
             await anyio.sleep_forever()  # the session ends, and the connection with it
-        self.bring(ev.FrameReceived(at_ns=self.now_ns(), frame=frame))
+        self.step_or_post(ev.FrameReceived(at_ns=self.now_ns(), frame=frame))
         await self._wait_for_room()
 
-    def _bring_frames(self, frames: Sequence[Frame]) -> None:
-        """Bring frames, as `bring` would one after the other."""
+    def _step_or_post_frames(self, frames: Sequence[Frame]) -> None:
+        """Step or post frames, as `step_or_post` would one after the other."""
         while frames:
             at_ns = self.now_ns()
             if not self._events.is_idle:
@@ -511,7 +511,7 @@ class Driver:
                 self._transcript.saw(effect)
             match effect:
                 case ef.Send(frame=frame):
-                    if self.peer.arrivals:
+                    if self.peer.new_connections:
                         frame = self.peer.with_token(frame)
                     if self.peer.connection is not None:
                         self.peer.connection.send(frame, ready)
@@ -543,10 +543,10 @@ class Driver:
         self._sounds.append(effect)
         if not self._events.is_held:  # else it is of the same step
             self._events.is_held = True
-            self._tasks.start_soon(self._judge, now_ns)
+            self._tasks.start_soon(self._classify, now_ns)
 
-    async def _judge(self, at_ns: int) -> None:
-        """Judge the sounds of a step, and then go on."""
+    async def _classify(self, at_ns: int) -> None:
+        """Classify the sounds of a step, and then go on."""
         sounds, self._sounds = self._sounds, []
         held_bytes = sum(len(effect.data) for effect in sounds)
         self._events.frame_bytes += held_bytes
@@ -699,7 +699,7 @@ class MediaDecodes:
             self._on_done()
 
     def _take(self, effect: ef.DecodeMedia, made: Decoded) -> None:
-        self._inbox.bring(
+        self._inbox.step_or_post(
             ev.MediaDecoded(
                 at_ns=self._inbox.now_ns(),
                 media=effect.media,
@@ -770,4 +770,4 @@ class Timers:
             del self._pending[it.name]
         for it in sorted(due, key=lambda it: it.at_ns):
             fired = ev.TimerFired(at_ns=now_ns, name=it.name, generation=it.generation)
-            self._inbox.bring(fired)
+            self._inbox.step_or_post(fired)

@@ -61,7 +61,7 @@ class ForkRefused(Exception):  # noqa: N818 - an answer to the peer, not an erro
 
 
 @attrs.define(eq=False)
-class _Turn:
+class _QueuedFork:
     """A fork that waits to be written, or to hear that it is refused."""
 
     party: str
@@ -78,7 +78,7 @@ class ForkQueue:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._waiting: list[_Turn] = []
+        self._waiting: list[_QueuedFork] = []
         self._writing = Counter[str]()
         self._served: dict[str, int] = {}
         self._spent: dict[str, tuple[float, float]] = {}
@@ -86,7 +86,7 @@ class ForkQueue:
     @asynccontextmanager
     async def turn(self, party: str) -> AsyncIterator[None]:
         """Wait until a fork may be written; `ForkRefused`: it may not."""
-        turn = _Turn(party)
+        turn = _QueuedFork(party)
         self._enter(turn)
         self._go_on()
         try:
@@ -118,7 +118,7 @@ class ForkQueue:
             text = f"the forks of this client have copied as much as they may; again in {wait_s} s"
             raise ForkRefused(ErrorCode.QUEUE_FULL, text)
 
-    def _enter(self, turn: _Turn) -> None:
+    def _enter(self, turn: _QueuedFork) -> None:
         self._check(turn.party)
         if len(self._waiting) >= WAITING_MAX:
             count = Counter(it.party for it in self._waiting)
@@ -142,11 +142,11 @@ class ForkQueue:
         if not self._waiting and not self._writing.total():
             self._served.clear()
 
-    def _order(self, turn: _Turn) -> tuple[int, int]:
+    def _order(self, turn: _QueuedFork) -> tuple[int, int]:
         """The party that writes fewest goes first, then the one that was served longest ago."""
         return self._writing[turn.party], self._served.get(turn.party, 0)
 
-    def _leave(self, turn: _Turn) -> None:
+    def _leave(self, turn: _QueuedFork) -> None:
         if turn in self._waiting:
             self._waiting.remove(turn)
         elif not turn.is_refused:
@@ -191,7 +191,7 @@ def write_fork(
         file.create()
         try:
             with LogReader(parent.info.open()) as reader:
-                return _Copy(cut, opened, head, file).write(reader)
+                return _ForkCopy(cut, opened, head, file).write(reader)
         except BaseException:
             file.remove()
             raise
@@ -248,7 +248,7 @@ def _find_cut(reader: LogReader, at: int | None) -> _Cut:
     return found
 
 
-class _Copy:
+class _ForkCopy:
     """One fork being written."""
 
     def __init__(self, cut: _Cut, opened: ev.ConnectionOpened, head: Fields, file: LogFile) -> None:

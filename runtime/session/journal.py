@@ -187,12 +187,12 @@ class Journal:
         self._log, self._noted = None, []
         if self._begun is not None:
             self._begun.discard()
-            self._removed = partial(self._gone, self._begun)
+            self._removed = partial(self._wait_removed, self._begun)
 
-    async def _gone(self, log: SessionLog) -> None:
+    async def _wait_removed(self, log: SessionLog) -> None:
         """Wait until the log is removed, once; a hung disk is given up."""
         with anyio.move_on_after(WRITE_WAIT_S):
-            await log.gone()
+            await log.wait_removed()
         self._removed = ready_now
 
     async def append_mark(self, at_ns: int, fields: Fields) -> int:

@@ -89,7 +89,7 @@ class Inbox(Protocol):
         """Add an event of this moment; never blocks."""
         ...
 
-    def bring(self, event: ev.Event) -> None:
+    def step_or_post(self, event: ev.Event) -> None:
         """Step an event of this moment in the calling task, if nothing else waits; else post it.
 
         For a task of the event's own: the effects are performed before it returns.
@@ -244,7 +244,7 @@ class ModelCalls:
         model = base.HeldModel(backend=backend, slot=lease.slot, now_ns=now_ns)
         self._slot = LeasedSlot(lease=lease, model=model)
         self._inbox.post(ev.SlotLeased(at_ns=now_ns(), lease=number, slot=lease.slot))
-        self._workers.hold(
+        self._workers.watch_lease(
             lease, lambda: self._inbox.post(ev.LeaseRevoked(at_ns=now_ns(), lease=number))
         )
 
@@ -271,7 +271,7 @@ class ModelCalls:
                 text = "slot %d of worker %d is condemned: its call hangs or broke"
                 _logger.error(text, lease.slot, lease.worker)
             self._slot = None
-            self._workers.let_go(lease)
+            self._workers.unwatch_lease(lease)
             slot.cancel()
             self._admission.release(lease, condemned=lost or not clean)
             at_ns = self._inbox.now_ns()
@@ -362,7 +362,7 @@ class ModelCalls:
             late = type(event).__name__
             _logger.info("late %s of lease %d", late, slot.lease.generation)
         elif at_once:
-            self._inbox.bring(event)
+            self._inbox.step_or_post(event)
         else:
             self._inbox.post(event)
 

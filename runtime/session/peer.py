@@ -8,7 +8,8 @@ another one. The one before stays right until the client's first message, for th
 lost too. The log has only hashes of tokens: it puts a word for the token into the greeting, and the
 token takes that word's place behind the log.
 
-A client that was away when its session ended gets the last frames when it comes again (`Ended`).
+A client that was away when its session ended gets the last frames when it comes again
+(`EndedSession`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from protocol.machine.session import Session
 from protocol.values.effects import Attach
 from protocol.values.errors import CLOSE_INTERNAL_ERROR, CLOSE_NORMAL
 from protocol.values.limits import NS_PER_S, Mode
-from protocol.values.messages import ComeBack, Replaced, Resumable
+from protocol.values.messages import ConnectionReplaced, Resumable, ResumeRequest
 from protocol.wire.dialects.shared import REPLACED, RESUMABLE, TOKEN
 
 from ..net.connection import Connection, Ready, WebSocket
@@ -48,7 +49,7 @@ def hash_of(token: str) -> str:
 
 
 @attrs.frozen
-class _Arrival:
+class _NewConnection:
     connection: Connection
     token: str
 
@@ -65,7 +66,7 @@ class Tokens:
         given = hash_of(token)
         return sum(hmac.compare_digest(given, known) for known in self.hashes) > 0
 
-    def give(self, token: str, *, used: str) -> str:
+    def rotate(self, token: str, *, used: str) -> str:
         """Take the next token in place of one that was used; returns its hash."""
         self.hashes = [hash_of(token), hash_of(used)]
         return self.hashes[0]
@@ -85,7 +86,7 @@ class AttachedClient:
 
     Attributes:
         connection: the last one; None before one comes to a server that went on with the session.
-        arrivals: connections that wait for their greeting.
+        new_connections: those that wait for their greeting.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class AttachedClient:
     ) -> None:
         self._again = again
         self.tokens: Final = tokens or Tokens([hash_of(token)] if token else [])
-        self.arrivals: deque[_Arrival] = deque()
+        self.new_connections: deque[_NewConnection] = deque()
         self._first = token
         self.connection: Connection | None = None
         self.number = -1 if tokens is None else 0  # the first one was another server's
@@ -110,20 +111,20 @@ class AttachedClient:
         """Take the connection with which the session begins."""
         self.connection = connection
         if self._first:
-            self.arrivals.append(_Arrival(connection, self._first))
+            self.new_connections.append(_NewConnection(connection, self._first))
 
     def resume(self, connection: Connection, *, used: str, token: str) -> str:
         """Take a new connection of a client with a right token; returns the next token's hash.
 
         It gets the session from `greet` on.
         """
-        self.arrivals.append(_Arrival(connection, token))
-        return self.tokens.give(token, used=used)
+        self.new_connections.append(_NewConnection(connection, token))
+        return self.tokens.rotate(token, used=used)
 
     def with_token(self, frame: str) -> str:
         """Write the token into a frame before a greeting: in vLLM-Omni's `session.created`."""
         if frame.startswith(_CREATED) and _OWN_TOKEN in frame:
-            return frame.replace(TOKEN, self.arrivals.popleft().token, 1)
+            return frame.replace(TOKEN, self.new_connections.popleft().token, 1)
         return frame
 
     def close(self, code: int, reason: str, ready: Ready) -> None:
@@ -136,18 +137,18 @@ class AttachedClient:
 
         A client that came too late for a greeting gets the end when it comes again.
         """
-        for arrival in self.arrivals:
-            arrival.connection.close(code, "", ready_now)
+        for waiting in self.new_connections:
+            waiting.connection.close(code, "", ready_now)
         self.close(code, "", ready_now)
 
     def greet(self, effect: Attach, ready: Ready) -> None:
         """Send the new connection its greeting, and the frames that the client does not have."""
-        arrival = self.arrivals.popleft()
-        if self.connection is not None and self.connection is not arrival.connection:
-            self.connection.send(REPLACED.encode(Replaced()), ready_now)
+        waiting = self.new_connections.popleft()
+        if self.connection is not None and self.connection is not waiting.connection:
+            self.connection.send(REPLACED.encode(ConnectionReplaced()), ready_now)
             self.connection.close(CLOSE_NORMAL, "replaced", ready_now)
-        self.connection = arrival.connection
-        self.connection.send(effect.frame.replace(TOKEN, arrival.token), ready)
+        self.connection = waiting.connection
+        self.connection.send(effect.frame.replace(TOKEN, waiting.token), ready)
         if effect.after + 1 < effect.before:
             self.connection.send_again(self._again(effect.after + 1, effect.before))
 
@@ -159,7 +160,7 @@ RESTS_MAX: Final = 16
 
 
 @attrs.frozen(kw_only=True)
-class Ended:
+class EndedSession:
     """A session that is over.
 
     Attributes:
@@ -188,7 +189,7 @@ class Ended:
     ended_ns: int
 
     @classmethod
-    def of(cls, session: Session, **kept: Any) -> Ended:
+    def of(cls, session: Session, **kept: Any) -> EndedSession:
         """What is kept of a session; `kept`: the attributes that its machine does not have."""
         return cls(
             recording_id=session.opened.recording_id,
@@ -198,7 +199,7 @@ class Ended:
             **kept,
         )
 
-    async def send_rest(self, websocket: WebSocket, asked: ComeBack, stall_s: float) -> None:
+    async def send_rest(self, websocket: WebSocket, request: ResumeRequest, stall_s: float) -> None:
         """Send the frames that the client has not received, and close with 1000: it is over.
 
         Raises an `ExceptionGroup` of what `frames_of` raises, with the connection broken.
@@ -210,10 +211,10 @@ class Ended:
             on_send_failed=lambda: None,
             stall_s=stall_s,
         )
-        after = asked.last_seq
+        after = request.last_seq
         greeting = Resumable(
             recording_id=self.recording_id,
-            token=asked.token,  # it stays right: there is nothing to take over any more
+            token=request.token,  # it stays right: there is nothing to take over any more
             expires_in_s=self.resume_s,
             next_seq=after + 1,
             ack=self.frames_received,
@@ -238,10 +239,10 @@ class EndedSessions:
 
     def __init__(self, keep_s: int) -> None:
         self._keep_ns = keep_s * NS_PER_S
-        self._ended = OrderedDict[str, Ended]()
-        self._rests = dict[anyio.CancelScope, Ended]()
+        self._ended = OrderedDict[str, EndedSession]()
+        self._rests = dict[anyio.CancelScope, EndedSession]()
 
-    def add(self, ended: Ended) -> None:
+    def add(self, ended: EndedSession) -> None:
         """Keep a session that has ended now."""
         self._ended[ended.recording_id] = ended
         if len(self._ended) > ENDED_MAX:
@@ -250,7 +251,7 @@ class EndedSessions:
             del self._ended[oldest.recording_id]
 
     async def send_rest(
-        self, ended: Ended, websocket: WebSocket, asked: ComeBack, stall_s: float
+        self, ended: EndedSession, websocket: WebSocket, request: ResumeRequest, stall_s: float
     ) -> None:
         """Send the frames that the client has not received, in place of an older connection's."""
         party = [scope for scope, it in self._rests.items() if it.party == ended.party]
@@ -260,7 +261,7 @@ class EndedSessions:
         with anyio.CancelScope() as scope:
             self._rests[scope] = ended
             try:
-                await ended.send_rest(websocket, asked, stall_s)
+                await ended.send_rest(websocket, request, stall_s)
             finally:
                 del self._rests[scope]
 
@@ -268,7 +269,7 @@ class EndedSessions:
         """Keep a session no longer: its frames cannot be read."""
         self._ended.pop(recording_id, None)
 
-    def get(self, recording_id: str, now_ns: int) -> Ended | None:
+    def get(self, recording_id: str, now_ns: int) -> EndedSession | None:
         """The session of this name; None if it ended too long ago, or is not known."""
         while self._ended:
             oldest = next(iter(self._ended.values()))

@@ -22,7 +22,7 @@ from protocol.machine.session import Session
 from protocol.values import events as ev
 from protocol.values.errors import REFUSALS, ErrorCode
 from protocol.values.limits import MODES, Mode
-from protocol.values.messages import ComeBack, EndReason
+from protocol.values.messages import EndReason, ResumeRequest
 from recorder.format.format import Fields, RecorderError
 from recorder.storage.store import Store
 from recorder.write.log import SessionLog
@@ -42,8 +42,8 @@ from .driver import DecodeMedia, Driver, clock_ns
 from .forking import ForkQueue, ForkRefused, unsupported, write_fork
 from .journal import MarkRefused, OnFailed, OpenLog
 from .model_calls import ModelCalls
-from .peer import Ended, EndedSessions
-from .setup import Arrival, Identities, Identity, first_event, log_head
+from .peer import EndedSession, EndedSessions
+from .setup import Identities, Identity, SessionSpec, first_event, log_head
 from .speech_input import ENERGY_ONLY, SpeechInput
 
 REFRESH_S: Final = 3.0
@@ -140,7 +140,7 @@ class Server:
         """The running session of this name."""
         return next((it for it in self._drivers if it.recording_id == recording_id), None)
 
-    def find(self, recording_id: str) -> Driver | Ended | None:
+    def find(self, recording_id: str) -> Driver | EndedSession | None:
         """The session of this name: it runs, or ended while its client may have been away."""
         return self.running(recording_id) or self._ended.get(recording_id, clock_ns())
 
@@ -179,16 +179,16 @@ class Server:
         return tuple(mode for mode in MODES if mode in self.workers.info.modes)
 
     async def handle(
-        self, websocket: WebSocket, arrival: Arrival, on_left: Callable[[], None] = lambda: None
+        self, websocket: WebSocket, spec: SessionSpec, on_left: Callable[[], None] = lambda: None
     ) -> EndReason | None:
         """Run one session to its end; return its reason, or None where it was broken off.
 
         Only cancellation is raised, and `ForkRefused` before a session begins. Else the WebSocket,
         open and accepted, is closed; `on_left` is called then, though the session may go on.
         """
-        driver = await self._make_driver(self._identities.draw(), arrival)
-        if arrival.first:  # before its slot can come
-            driver.post(ev.FrameReceived(at_ns=driver.now_ns(), frame=arrival.first))
+        driver = await self._make_driver(self._identities.draw(), spec)
+        if spec.first:  # before its slot can come
+            driver.post(ev.FrameReceived(at_ns=driver.now_ns(), frame=spec.first))
         number, connection = self._connect(websocket, driver)
         visit = partial(self._visit, driver, number, connection, on_left)
         await self._host(driver, visit, connection)
@@ -197,7 +197,7 @@ class Server:
         reason = driver.session.end_reason
         has_left = driver.session.is_forking and reason not in {None, "backend_error"}
         if reason == "refused" or has_left:
-            await self._logs.forget(driver.session, is_fork=arrival.parent is not None)
+            await self._logs.forget(driver.session, is_fork=spec.parent is not None)
         return reason
 
     async def _host(
@@ -256,7 +256,7 @@ class Server:
         session, folder = driver.session, self._settings.record_to
         if session is None or not session.is_resumable or folder is None or driver.is_suspended:
             return
-        ended = Ended.of(
+        ended = EndedSession.of(
             session,
             owner=driver.owner,
             party=driver.party,
@@ -271,7 +271,7 @@ class Server:
         self._ended.add(ended)
 
     async def resume(
-        self, websocket: WebSocket, recording_id: str, mode: Mode, owner: str, asked: ComeBack
+        self, websocket: WebSocket, recording_id: str, mode: Mode, owner: str, asked: ResumeRequest
     ) -> str:
         """Go on with a session on another connection, until that is closed.
 
@@ -286,7 +286,7 @@ class Server:
         asked = attrs.evolve(asked, last_seq=max(asked.last_seq, it.first_frame - 1))
         if asked.last_seq >= it.frames_sent:
             return AHEAD
-        if isinstance(it, Ended):
+        if isinstance(it, EndedSession):
             try:
                 with bound_session(recording_id):
                     await self._ended.send_rest(it, websocket, asked, self._settings.stall_s)
@@ -300,26 +300,24 @@ class Server:
             await self._visit(it, number, connection, lambda: None)
         return ""
 
-    async def _make_driver(self, identity: Identity, arrival: Arrival) -> Driver:
+    async def _make_driver(self, identity: Identity, spec: SessionSpec) -> Driver:
         settings, is_recorded = self._settings, self._logs.is_recording
-        can_resume = arrival.resumable and is_recorded and settings.detach_s > 0
+        can_resume = spec.resumable and is_recorded and settings.detach_s > 0
         token = self._identities.token() if can_resume else ""
         info = self.workers.info
-        opened = first_event(
-            settings, info, identity, arrival, token=token, is_recorded=is_recorded
-        )
-        if arrival.parent is None:
-            log = self._logs.of_new(opened, arrival.owner)
-            return self._driver(opened, log, arrival, token=token)
-        self._refuse_where_full(arrival)  # before all the work for it
-        fork = await self._logs.fork(arrival, opened)
+        opened = first_event(settings, info, identity, spec, token=token, is_recorded=is_recorded)
+        if spec.parent is None:
+            log = self._logs.of_new(opened, spec.owner)
+            return self._driver(opened, log, spec, token=token)
+        self._refuse_where_full(spec)  # before all the work for it
+        fork = await self._logs.fork(spec, opened)
         log = self._logs.of_recovered(fork)
-        return self._driver(fork.opened, log, arrival, token=token, recovered=fork)
+        return self._driver(fork.opened, log, spec, token=token, recovered=fork)
 
-    def _refuse_where_full(self, arrival: Arrival) -> None:
+    def _refuse_where_full(self, spec: SessionSpec) -> None:
         try:
-            self.admission.refuse_where_full(arrival.party)
-            refused = arrival.refusal
+            self.admission.refuse_where_full(spec.party)
+            refused = spec.refusal
         except Refused as full:
             refused = full.code
         if refused is not None:
@@ -329,7 +327,7 @@ class Server:
         self,
         opened: ev.ConnectionOpened,
         open_log: OpenLog | None,
-        arrival: Arrival,
+        spec: SessionSpec,
         *,
         token: str = "",
         recovered: RecoveredSession | None = None,
@@ -346,17 +344,17 @@ class Server:
                 tasks=self.tasks,
                 rebuilds_exactly=exactly or (settings.rebuild == "auto" and info.deterministic),
                 admit=self._refuse_chat,
-                owner=arrival.owner,
-                party=arrival.party,
-                refusal=arrival.refusal,
+                owner=spec.owner,
+                party=spec.party,
+                refusal=spec.refusal,
             ),
             decode_media=self._decode_media,
             limiter=self._limiter,
             has_room=self._has_room,
-            owner=arrival.owner,
-            party=arrival.party,
+            owner=spec.owner,
+            party=spec.party,
             token=token,
-            watcher=None if sight is None else sight.watch(opened, arrival.owner),
+            watcher=None if sight is None else sight.watch(opened, spec.owner),
             recovered=recovered,
             speech_input=self._speech_input,
         )
@@ -392,9 +390,9 @@ class Server:
         last = {} if self.admission.queue_length else {it.party: it for it in unbegun}
         for driver in unbegun:
             if last.get(driver.party) is not driver or driver.away_s > UNBEGUN_S:
-                driver.wait_no_longer()
+                driver.stop_waiting()
         for driver in _heaviest(away, len(away) - self._settings.detached_max):
-            driver.wait_no_longer()
+            driver.stop_waiting()
         keeping = [driver for driver in away if driver.keeps_slot]
         for driver in _heaviest(keeping, self.admission.queue_length, left_min=1):
             driver.give_up_slot()
@@ -403,7 +401,7 @@ class Server:
         """End sessions that wait for a client whose key was removed."""
         for driver in self._without_client():
             if not self._has_key(driver.owner):
-                driver.wait_no_longer()
+                driver.stop_waiting()
 
     def _without_client(self) -> list[Driver]:
         return [it for it in self._drivers if it.away_ns is not None and it.is_resumable]
@@ -434,8 +432,8 @@ class Server:
 
     def _host_again(self, recovered: RecoveredSession) -> Driver:
         log = self._logs.of_recovered(recovered)
-        arrival = Arrival(mode=recovered.opened.mode, owner=recovered.owner)
-        driver = self._driver(recovered.opened, log, arrival, recovered=recovered)
+        spec = SessionSpec(mode=recovered.opened.mode, owner=recovered.owner)
+        driver = self._driver(recovered.opened, log, spec, recovered=recovered)
         self._drivers[driver] = None
         self.tasks.start_soon(self._host, driver)
         return driver
@@ -538,21 +536,21 @@ class SessionLogs:
         assert recovered.file is not None
         return partial(self.recorder.go_on, recovered.file, recovered.next_seq)
 
-    async def fork(self, arrival: Arrival, opened: ev.ConnectionOpened) -> RecoveredSession:
+    async def fork(self, spec: SessionSpec, opened: ev.ConnectionOpened) -> RecoveredSession:
         """Write the log of a fork, whose client would have begun a session by `opened`.
 
         `ForkRefused`: it is not possible, by the recording, the request or the server.
         """
-        assert arrival.parent is not None
+        assert spec.parent is not None
         if self.recorder is None or not opened.limits.rebuild_wait_s:
             raise ForkRefused(ErrorCode.UNSUPPORTED, _CANNOT)
-        head = log_head(self._settings, self._workers.info, opened, arrival.owner)
+        head = log_head(self._settings, self._workers.info, opened, spec.owner)
         file = self.recorder.file(self._store.path(opened.recording_id))
-        write = partial(write_fork, arrival.parent, opened, head, self._workers.info, file)
+        write = partial(write_fork, spec.parent, opened, head, self._workers.info, file)
         try:
-            async with self._forks.turn(arrival.party):
+            async with self._forks.turn(spec.party):
                 fork = await journal.in_thread(write)
-                self._forks.copied(arrival.party, file.path.stat().st_size)
+                self._forks.copied(spec.party, file.path.stat().st_size)
         except FileNotFoundError:
             raise unsupported("it was removed") from None
         except OSError as error:
@@ -564,7 +562,7 @@ class SessionLogs:
             with suppress(OSError):
                 file.remove()
             raise
-        fork.owner = arrival.owner
+        fork.owner = spec.owner
         return fork
 
     async def left(self) -> list[RecoveredSession]:

@@ -102,7 +102,7 @@ class Parent:
 
 
 @attrs.frozen(kw_only=True)
-class Arrival:
+class SessionSpec:
     """A client that wants a session.
 
     Attributes:
@@ -142,20 +142,20 @@ def first_event(
     settings: Settings,
     info: BackendInfo,
     identity: Identity,
-    arrival: Arrival,
+    spec: SessionSpec,
     *,
     token: str,
     is_recorded: bool,
 ) -> ev.ConnectionOpened:
     """Make a session's first event; `token` is empty for a client that cannot come back."""
-    mode = arrival.mode
+    mode = spec.mode
     return ev.ConnectionOpened(
         recording_id=identity.recording_id,
         created_ms=identity.created_ms,
         mode=mode,
-        seed=identity.seed if arrival.seed is None else arrival.seed & SEED_MAX,
+        seed=identity.seed if spec.seed is None else spec.seed & SEED_MAX,
         limits=ev.SessionLimits(
-            session_s=_session_s(settings, arrival),
+            session_s=_session_s(settings, spec),
             init_wait_s=settings.init_wait_s,
             cleanup_wait_s=settings.cleanup_wait_s,
             context_tokens=info.context_limit,
@@ -166,17 +166,17 @@ def first_event(
             pause_s=settings.pause_s,
             call_wait_s=lim.TURN_WAIT_S if mode == "chat" else lim.CALL_WAIT_S,
             **_rebuild_limits(settings, info, mode),
-            **_model_limits(settings, info, arrival),
+            **_model_limits(settings, info, spec),
             **_tool_limits(info, mode),
             **_resume_limits(settings, token),
-            **_user_limits(settings, arrival),
+            **_user_limits(settings, spec),
         ),
         recording="on" if is_recorded else "off",
-        endpoint=arrival.endpoint,
-        label=arrival.label,
+        endpoint=spec.endpoint,
+        label=spec.label,
         behaviour=behaviour.NEWEST,
-        quiet=arrival.quiet,
-        must_record=(settings.record_always or arrival.must_record) and is_recorded,
+        quiet=spec.quiet,
+        must_record=(settings.record_always or spec.must_record) and is_recorded,
         recording_notice=settings.recording_notice or "",
         resume_hash=hash_of(token) if token else "",
     )
@@ -196,23 +196,23 @@ def _rebuild_limits(settings: Settings, info: BackendInfo, mode: Mode) -> Mappin
     }
 
 
-def _user_limits(settings: Settings, arrival: Arrival) -> Mapping[str, Any]:
+def _user_limits(settings: Settings, spec: SessionSpec) -> Mapping[str, Any]:
     """What is found in the user's speech, and done with it; nothing where it is not looked for."""
-    if OF_MODE[arrival.mode].work != "unit":
+    if OF_MODE[spec.mode].work != "unit":
         return {}
     limits: dict[str, Any] = {}
     if settings.transcriber is not None:
         limits["transcriber"] = Path(settings.transcriber).name
-    if settings.barge_in and arrival.endpoint != "openai":
+    if settings.barge_in and spec.endpoint != "openai":
         limits["barge_in"] = True
-    if settings.barge_in or arrival.endpoint == "openai":
+    if settings.barge_in or spec.endpoint == "openai":
         limits["backchannel_ms"] = settings.backchannel_ms
     return limits
 
 
-def _session_s(settings: Settings, arrival: Arrival) -> int:
-    is_live = arrival.endpoint in ev.PIECES
-    return settings.limit_live_s if is_live else settings.limit_s(arrival.mode)
+def _session_s(settings: Settings, spec: SessionSpec) -> int:
+    is_live = spec.endpoint in ev.PIECES
+    return settings.limit_live_s if is_live else settings.limit_s(spec.mode)
 
 
 def _tool_limits(info: BackendInfo, mode: Mode) -> Mapping[str, Any]:
@@ -220,17 +220,17 @@ def _tool_limits(info: BackendInfo, mode: Mode) -> Mapping[str, Any]:
     return {"duplex_tools": True} if info.duplex_tools and OF_MODE[mode].work == "unit" else {}
 
 
-def _model_limits(settings: Settings, info: BackendInfo, arrival: Arrival) -> Mapping[str, Any]:
+def _model_limits(settings: Settings, info: BackendInfo, spec: SessionSpec) -> Mapping[str, Any]:
     """The limits of a session whose client chooses a model; none for another."""
-    is_transcription = arrival.mode == "transcription"
-    if not is_transcription and arrival.endpoint not in ev.EVENT_IDS:
+    is_transcription = spec.mode == "transcription"
+    if not is_transcription and spec.endpoint not in ev.EVENT_IDS:
         return {}
     sound = {"sound_bytes": settings.transcription_buffer_mb * MIB} if is_transcription else {}
     able = {"can_speak": info.can_speak, "can_see": "video" in info.modes}
     return {
         "models": model_names(settings, info),
         **sound,
-        **(able if arrival.endpoint in ("openai", "omni") else {}),
+        **(able if spec.endpoint in ("openai", "omni") else {}),
     }
 
 

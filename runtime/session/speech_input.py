@@ -1,8 +1,8 @@
 """What hears users in addition to the model: a detector of speech, and a second model.
 
-A trained detector judges sound in a thread, that of all sessions together. A session's other events
-wait for it, so that what it finds follows on the sound. Long sound is judged a second at a time, in
-turn with that of other sessions; a single frame is judged at once.
+A trained detector classifies sound in a thread, that of all sessions together. A session's other
+events wait for it, so that what it finds follows on the sound. Long sound is classified a second at
+a time, in turn with that of other sessions; a single frame is classified at once.
 
 What users say is transcribed by the second model, the transcriber (`UserTranscribed`). A session's
 seconds are transcribed as its model gets them, one after the other, on a slot of the transcriber.
@@ -27,7 +27,7 @@ from protocol.values.limits import MS_PER_S, SPEECH_SILENCE_MS, SPEECH_THRESHOLD
 from protocol.values.model import INPUT_RATE_HZ, SAMPLE16_BYTES, Chunk
 from protocol.wire.audio import to_pcm16
 
-from ..media.speech_detector import EnergyJudge, Judge, SpeechDetector, SpeechEvent
+from ..media.speech_detector import EnergyClassifier, FrameClassifier, SpeechDetector, SpeechEvent
 from ..model.backends.base import Backend, BackendError, Closes, Transcribes, TranscriptSession
 from .model_calls import Inbox
 
@@ -75,7 +75,7 @@ class Transcriber:
         """Begin on a slot; `BackendError`."""
         return await self._backend.transcribe(slot=slot)
 
-    def give_back(self, slot: int, *, is_clean: bool) -> None:
+    def release_slot(self, slot: int, *, is_clean: bool) -> None:
         """Take a slot back; one that is not clean is used no more."""
         if is_clean:
             self._free.append(slot)
@@ -132,7 +132,7 @@ class TranscriptWriter:
             with anyio.CancelScope(shield=True):
                 if held is not None:
                     await held.release()
-            self._owner.give_back(slot, is_clean=is_clean)
+            self._owner.release_slot(slot, is_clean=is_clean)
 
     async def _take(self, held: TranscriptSession, second: Second) -> None:
         """Transcribe a second in which the user speaks, with the one before the first."""
@@ -186,13 +186,13 @@ def _asked(second: Second, *, is_speech: bool) -> ef.DetectSpeech:
 
 
 async def in_thread(work: Callable[[], object]) -> object:
-    """Judge sound off the event loop."""
+    """Classify sound off the event loop."""
     return await anyio.to_thread.run_sync(work)
 
 
 @attrs.define(eq=False)
 class Search:
-    """A piece of sound that waits to be judged, and then what was found in it."""
+    """A piece of sound that waits to be classified, and then what was found in it."""
 
     detector: SpeechDetector
     effect: ef.DetectSpeech
@@ -201,7 +201,7 @@ class Search:
     is_due: anyio.Event = attrs.field(factory=anyio.Event)
 
     def run(self) -> None:
-        """Judge it; an exception is its session's."""
+        """Classify it; an exception is its session's."""
         try:
             self.found = list(self.detector.detect(self.effect, self.at_ns))
         except Exception as error:
@@ -209,8 +209,8 @@ class Search:
 
 
 @attrs.define(eq=False)
-class JudgeThread:
-    """A thread for the slow judges of all sessions: the pieces that wait for it go together.
+class ClassifierThread:
+    """A thread for the slow classifiers of all sessions: the pieces that wait for it go together.
 
     One session's task brings them there, for a hop of each would cost more than the judging.
     """
@@ -218,8 +218,8 @@ class JudgeThread:
     _waiting: list[Search] = attrs.field(factory=list, init=False)
     _is_busy: bool = attrs.field(default=False, init=False)
 
-    async def judge(self, search: Search) -> None:
-        """Have a piece judged; cancelled, it is forgotten."""
+    async def classify(self, search: Search) -> None:
+        """Have a piece classified; cancelled, it is forgotten."""
         self._waiting.append(search)
         try:
             while search.found is None:
@@ -263,13 +263,13 @@ class SpeechInput:
     """What hears a session's user in addition to the model; what it finds comes as events.
 
     Attributes:
-        make_judge: makes what finds the user's speech.
+        make_classifier: makes what finds the user's speech.
         transcriber: transcribes what the user says; None: no transcription.
     """
 
-    make_judge: Callable[[], Judge] = EnergyJudge
+    make_classifier: Callable[[], FrameClassifier] = EnergyClassifier
     transcriber: Transcriber | None = None
-    _thread: JudgeThread = attrs.field(factory=JudgeThread, init=False)
+    _thread: ClassifierThread = attrs.field(factory=ClassifierThread, init=False)
 
     async def search(
         self, detector: SpeechDetector, effect: ef.DetectSpeech, at_ns: int
@@ -278,7 +278,7 @@ class SpeechInput:
         found: list[SpeechEvent] = []
         for second in _seconds(effect):
             search = Search(detector, second, at_ns)
-            await self._thread.judge(search)
+            await self._thread.classify(search)
             if isinstance(search.found, Exception):
                 raise search.found
             found += search.found or ()

@@ -93,7 +93,7 @@ class RunningTask:
 
 
 @attrs.define(kw_only=True)
-class _Waiting:
+class _QueuedTicket:
     """A ticket in the queue; `reported` is the last place that was reported to it."""
 
     ticket: Ticket
@@ -107,7 +107,7 @@ class _Waiting:
 
 
 @attrs.frozen
-class _Held:
+class _SlotUse:
     """A slot in use: since when, and for how long its session queued before."""
 
     mode: Mode
@@ -143,8 +143,8 @@ class Admission:
         self._new_ticket_id = new_ticket_id
         self._queue_max = queue_max
         self.is_draining = False
-        self._waiting: dict[str, _Waiting] = {}
-        self._held: dict[Lease, _Held] = {}
+        self._waiting: dict[str, _QueuedTicket] = {}
+        self._held: dict[Lease, _SlotUse] = {}
         self._durations = Durations(limit_s)
         self._due: deque[Callable[[], None]] = deque()
         self._is_reporting = False
@@ -185,7 +185,7 @@ class Admission:
                 last = self._waiting.pop(self._last_of_most(party))
                 self._due.append(partial(last.on_refused, ErrorCode.QUEUE_FULL))
         ticket = Ticket(ticket_id=self._new_ticket_id(), mode=mode, owner=owner, party=party)
-        self._waiting[ticket.ticket_id] = _Waiting(
+        self._waiting[ticket.ticket_id] = _QueuedTicket(
             ticket=ticket,
             since_ns=self._clock_ns(),
             on_leased=on_leased,
@@ -197,14 +197,14 @@ class Admission:
         if ahead:
             first_come = sorted(self._waiting.items(), key=lambda item: not item[1].ahead)
             self._waiting = dict(first_come)
-        self._hand_out()
+        self._lease_free_slots()
         return ticket
 
     def leave(self, ticket: Ticket) -> bool:
         """Leave the queue; False if the ticket was not waiting any more; a callback says why."""
         if self._waiting.pop(ticket.ticket_id, None) is None:
             return False
-        self._hand_out()
+        self._lease_free_slots()
         return True
 
     def release(self, lease: Lease, *, condemned: bool = False) -> None:
@@ -213,7 +213,7 @@ class Admission:
         A `condemned` worker hangs or is lost, and is not leased again (B4). A second release of a
         lease raises `LocalProtocolError`.
         """
-        self._pool.give_back(lease, condemned=condemned)
+        self._pool.release(lease, condemned=condemned)
         held = self._held.pop(lease)
         if not condemned:  # the time of a hung session says nothing about the next one
             self._durations.add(held.mode, self._clock_ns() - held.since_ns)
@@ -227,7 +227,7 @@ class Admission:
         if waiting is None:
             return False
         self._due.append(waiting.on_cancelled)
-        self._hand_out()
+        self._lease_free_slots()
         return True
 
     def refresh(self) -> None:
@@ -240,7 +240,7 @@ class Admission:
             for waiting in self._waiting.values():
                 self._due.append(partial(waiting.on_refused, ErrorCode.SERVICE_UNAVAILABLE))
             self._waiting.clear()
-        self._hand_out()
+        self._lease_free_slots()
 
     def drain(self) -> None:
         """Stop admitting; waiting sessions stay in the queue and get no slot."""
@@ -324,13 +324,13 @@ class Admission:
         counts = self._pool.counts
         return counts.condemned == counts.slots and not self._more_to_come()
 
-    def _hand_out(self) -> None:
+    def _lease_free_slots(self) -> None:
         """Lease the free slots to the front of the queue, then report the changes."""
         while self._may_lease() and (lease := self._pool.lease()):
             waiting = self._waiting.pop(next(iter(self._waiting)))
             now_ns = self._clock_ns()
             waited_ns = now_ns - waiting.since_ns
-            self._held[lease] = _Held(waiting.ticket.mode, now_ns, waited_ns)
+            self._held[lease] = _SlotUse(waiting.ticket.mode, now_ns, waited_ns)
             self._due.append(partial(waiting.on_leased, lease))
         self._report(estimates=False)
 
@@ -373,7 +373,7 @@ class Admission:
         ]
 
 
-def _times(held: _Held, now_ns: int) -> tuple[Mode, int, int]:
+def _times(held: _SlotUse, now_ns: int) -> tuple[Mode, int, int]:
     return held.mode, now_ns - held.since_ns, held.waited_ns
 
 

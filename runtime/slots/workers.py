@@ -154,7 +154,7 @@ class Pool:
         self._leased[lease.generation] = lease
         return lease
 
-    def give_back(self, lease: Lease, *, condemned: bool = False) -> None:
+    def release(self, lease: Lease, *, condemned: bool = False) -> None:
         """Take a slot back, once its cleanup is done (B5); a `condemned` worker leases no more.
 
         `LocalProtocolError`: the lease is not out: given back twice, or of another pool.
@@ -501,13 +501,13 @@ class Workers:
         """The backend of a lease that is out."""
         return self._backends[lease.worker]
 
-    def hold(self, lease: Lease, on_revoked: Callable[[], None]) -> None:
-        """Have `on_revoked` called if the lease's worker is drained or lost, until `let_go`."""
+    def watch_lease(self, lease: Lease, on_revoked: Callable[[], None]) -> None:
+        """Call `on_revoked` if the lease's worker is drained or lost, until `unwatch_lease`."""
         self._revokes[lease] = on_revoked
         if self._place_of(lease.worker).is_drained:
             on_revoked()
 
-    def let_go(self, lease: Lease) -> None:
+    def unwatch_lease(self, lease: Lease) -> None:
         """Forget a lease that ends."""
         self._revokes.pop(lease, None)
 

@@ -178,7 +178,7 @@ class Request:
         self._lease: Lease | None = None
         self._is_unclean = self._is_aborted = False
         self._anchor: streams.AnchorSession | None = None
-        self._pace, self._recut = Pace(), Recut()
+        self._pace, self._recut = Pace(), SecondCutter()
         self._chunks, self._is_owed, self._held = 0, False, ""
         self._last = StreamingOutput(request_id=anchoring.request_id)
         self._outputs: deque[StreamingOutput] = deque()
@@ -271,7 +271,7 @@ class Request:
             await self._over.wait()
         if not self._over.is_set():
             _logger.error("request %s hangs in the model", self.anchoring.request_id)
-            self._give_back(condemned=True)
+            self._release_slot(condemned=True)
 
     # -- the reader -----------------------------------------------------------------------------
 
@@ -315,7 +315,7 @@ class Request:
                 try:
                     await self._hold(self._lease, first, receive)
                 finally:
-                    self._give_back(condemned=self._is_unclean)
+                    self._release_slot(condemned=self._is_unclean)
         except Exception as error:
             self._fail(error)
 
@@ -339,10 +339,10 @@ class Request:
             self._is_unclean = self._is_unclean or self._slots.workers.can_replace
             raise
 
-    def _give_back(self, *, condemned: bool) -> None:
+    def _release_slot(self, *, condemned: bool) -> None:
         lease, self._lease = self._lease, None
         if lease is not None:
-            self._slots.give_back(lease, condemned=condemned)
+            self._slots.release(lease, condemned=condemned)
 
     async def _answer_all(
         self,
@@ -501,19 +501,19 @@ class Slots:
         except BaseException:
             self._admission.leave(ticket)
             for lease in leases:
-                self.give_back(lease)
+                self.release(lease)
             raise
         for error in errors:
             raise error
         return leases[0]
 
-    def give_back(self, lease: Lease, *, condemned: bool = False) -> None:
+    def release(self, lease: Lease, *, condemned: bool = False) -> None:
         """Free a clean slot; `condemned`: its worker hangs or is lost."""
         self._admission.release(lease, condemned=condemned)
 
 
 @attrs.define
-class Recut:
+class SecondCutter:
     """The sound of one request, cut again into whole seconds for the model.
 
     `left` is the rest: float32 LE, less than a second. It waits for the next sound; before other

@@ -48,11 +48,11 @@ from protocol.values.state import State
 from protocol.wire.codec import frame_bytes
 from protocol.wire.dialects import DUPLEX_V1
 
-from ..measures.conversation import CallStories, Ratio, Times, Value, talk_scores, tool_scores
+from ..measures.conversation import Ratio, Times, ToolCallTracker, Value, talk_scores, tool_scores
 from ..measures.talk import ClientSound, Talk
 from ..telemetry import catalogue as c
 from .catalogue import ALL, Metric
-from .watching import Noted, Shown
+from .watching import SessionSnapshot, Shown
 
 # -- instruments -----------------------------------------------------------------------------------
 
@@ -419,7 +419,7 @@ class TalkMeter:
     def __init__(self, instruments: ModeInstruments) -> None:
         self._instruments = instruments
         self._talk: Talk | None = None
-        self._calls = CallStories(keeps_texts=False)
+        self._calls = ToolCallTracker(keeps_texts=False)
         self._sound = ClientSound("audio", "realtime")
         self._now_ns = 0
 
@@ -740,7 +740,7 @@ class DeferredMeter:
         if self.error is not None:
             raise self.error
         kind, peer, backlog = session.kind, session.peer, self._backlog
-        noted = Noted(
+        snapshot = SessionSnapshot(
             dialect_name=peer.dialect.name,
             end_reason=kind.end_reason,
             sent=peer.sent,
@@ -749,7 +749,7 @@ class DeferredMeter:
             units_waiting=kind.loop.units_waiting,
             samples_waiting=kind.samples_waiting,
         )
-        backlog.steps.append((self, partial(count, noted)))
+        backlog.steps.append((self, partial(count, snapshot)))
         for event in events:
             if isinstance(event, ev.FrameReceived):
                 backlog.size_bytes += len(event.frame or b"")

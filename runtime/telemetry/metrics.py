@@ -270,7 +270,7 @@ class Metrics:
         self.registry: Final = CollectorRegistry()
         made = Instruments()
         self._backlog: Final = Backlog()
-        self.registry.register(Counted(made, self._backlog))
+        self.registry.register(InstrumentCollector(made, self._backlog))
         self._instruments: Final = {mode: ModeInstruments(made, mode) for mode in get_args(Mode)}
         self._meters: Final[WeakValueDictionary[str, Meter]] = WeakValueDictionary()
         if status is not None:
@@ -303,7 +303,7 @@ class Metrics:
         return generate_latest(self.registry), TEXT_CONTENT_TYPE
 
 
-class Counted(Collector):
+class InstrumentCollector(Collector):
     """Formats a server's instruments."""
 
     def __init__(self, made: Instruments, backlog: Backlog) -> None:

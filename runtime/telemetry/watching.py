@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @attrs.define
-class Noted:
+class SessionSnapshot:
     """A session after a step, as far as a meter reads it; each attribute as `Session` has it."""
 
     dialect_name: str
@@ -42,7 +42,7 @@ class Noted:
     samples_waiting: int
 
 
-Shown = Session | Noted
+Shown = Session | SessionSnapshot
 """What a meter is shown of a session."""
 
 

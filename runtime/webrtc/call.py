@@ -13,9 +13,9 @@ waits is not played, and once the response is done the session hears how much wa
 call the session's log has what was lost of its sound, in a `session.update` that changes nothing
 (`tracing`).
 
-What comes to its UDP sockets is judged before a library sees it (`Arrivals`). Any host can send to
-a port. Each socket belongs to the call in whose context it was made; what comes too fast, or under
-ever new names, is dropped here.
+What comes to its UDP sockets is checked before a library sees it (`DatagramLimiter`). Any host can
+send to a port. Each socket belongs to the call in whose context it was made; what comes too fast,
+or under ever new names, is dropped here.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _REPORTS: Final = range(192, 224)
 """The second one of RTCP."""
 
 
-class Arrivals:
+class DatagramLimiter:
     """The datagrams of one call.
 
     Attributes:
@@ -67,7 +67,7 @@ class Arrivals:
         self._left = float(BURST)
         self._sources = set[bytes]()
 
-    def takes(self, data: bytes) -> bool:
+    def accepts(self, data: bytes) -> bool:
         """Whether a datagram is passed on."""
         now_s = time.monotonic()
         self._left = min(BURST, self._left + (now_s - self.last_s) * DATAGRAMS_PER_S)
@@ -84,15 +84,15 @@ class Arrivals:
         return True
 
 
-CALL: Final[ContextVar[Arrivals | None]] = ContextVar("call", default=None)
+CALL: Final[ContextVar[DatagramLimiter | None]] = ContextVar("call", default=None)
 """Of the call whose sockets are made."""
 
 
-class _Guard(asyncio.DatagramProtocol):
-    """A socket's protocol behind a call's `Arrivals`."""
+class _LimitedProtocol(asyncio.DatagramProtocol):
+    """A socket's protocol behind a call's `DatagramLimiter`."""
 
-    def __init__(self, inner: Any, arrivals: Arrivals) -> None:
-        self._arrivals = arrivals
+    def __init__(self, inner: Any, limiter: DatagramLimiter) -> None:
+        self._limiter = limiter
         self._inner = inner
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -109,7 +109,7 @@ class _Guard(asyncio.DatagramProtocol):
 
     def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
         """As `asyncio`."""
-        if self._arrivals.takes(data):
+        if self._limiter.accepts(data):
             self._inner.datagram_received(data, addr)
 
 
@@ -126,8 +126,8 @@ class CallLoop(asyncio.SelectorEventLoop):
     ) -> Any:
         """As `asyncio`, where the port is 0."""
         host, port = asked.get("local_addr") or ("", -1)
-        arrivals = CALL.get()
-        if port != 0 or arrivals is None:
+        limiter = CALL.get()
+        if port != 0 or limiter is None:
             return await super().create_datagram_endpoint(factory, **asked)
         inner = factory()
         for step in range(len(self._ports)):
@@ -135,7 +135,7 @@ class CallLoop(asyncio.SelectorEventLoop):
             place = asked | {"local_addr": (host, self._ports[at])}
             try:
                 transport, _ = await super().create_datagram_endpoint(
-                    lambda: _Guard(inner, arrivals), **place
+                    lambda: _LimitedProtocol(inner, limiter), **place
                 )
             except OSError:
                 continue
@@ -211,7 +211,7 @@ class Call:
         self._offer = offer
         self._session = session
         self._settings = dict(settings or {})
-        self._arrivals = Arrivals()
+        self._limiter = DatagramLimiter()
         self._peer = aiortc.RTCPeerConnection(aiortc.RTCConfiguration(iceServers=[]))
         self._playout = Playout()
         self._jitter = JitterBuffer()
@@ -269,7 +269,7 @@ class Call:
         peer = self._peer
         peer.on("datachannel", self._open_channel)
         peer.on("connectionstatechange", self._note_state)
-        CALL.set(self._arrivals)  # its sockets are made in this context
+        CALL.set(self._limiter)  # its sockets are made in this context
         try:
             description = aiortc.RTCSessionDescription(self._offer.sdp, "offer")
             await peer.setRemoteDescription(description)
@@ -474,7 +474,7 @@ class Call:
             if self._peer.connectionState != "connected":
                 if now_s - began_s > CONNECT_S:
                     self._lose("it did not connect")
-            elif now_s - self._arrivals.last_s > SILENT_S:
+            elif now_s - self._limiter.last_s > SILENT_S:
                 self._lose("it fell silent")
         raise CallLost(self._lost.result())
 

@@ -140,7 +140,7 @@ class JitterBuffer:
 
 
 @attrs.define
-class _Spoken:
+class _QueuedSpeech:
     item: str
     response: str
     pcm16: bytearray = attrs.Factory(bytearray)
@@ -154,7 +154,7 @@ class Playout(MediaStreamTrack):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self._spoken: deque[_Spoken] = deque()
+        self._spoken: deque[_QueuedSpeech] = deque()
         self._began_s = 0.0
         self._frames = 0
 
@@ -171,7 +171,7 @@ class Playout(MediaStreamTrack):  # type: ignore[misc]
     def play(self, item: str, response: str, pcm16: bytes) -> None:
         """Play the next sound of an item, after all that waits."""
         if not self._spoken or self._spoken[-1].item != item:
-            self._spoken.append(_Spoken(item, response))
+            self._spoken.append(_QueuedSpeech(item, response))
         self._spoken[-1].pcm16 += pcm16
 
     def cut(self) -> list[tuple[str, int]]:

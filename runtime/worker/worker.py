@@ -95,7 +95,7 @@ class Worker:
 
     async def serve(self, listener: Listener[Any]) -> None:
         """Serve gateways until cancelled."""
-        await listener.serve(self._meet, self.tasks)
+        await listener.serve(self._serve_connection, self.tasks)
 
     # -- slots ----------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class Worker:
             return wanted
         return heapq.heappop(self._free)
 
-    def give_back(self, slot: int, *, is_clean: bool) -> None:
+    def release_slot(self, slot: int, *, is_clean: bool) -> None:
         """Take a slot back; one that is not clean is never leased again."""
         if is_clean:
             heapq.heappush(self._free, slot)
@@ -137,7 +137,7 @@ class Worker:
 
     # -- gateways -------------------------------------------------------------------------------
 
-    async def _meet(self, stream: ByteStream) -> None:
+    async def _serve_connection(self, stream: ByteStream) -> None:
         """Greet a connection and serve it until it is lost."""
         try:
             gateway = await self._greet_in_place(stream)
@@ -340,7 +340,7 @@ class GatewayLink:
         if session.model.held is None:  # it was not opened, so the backend left the slot empty
             if self._sessions.get(session.number) is session:
                 del self._sessions[session.number]
-            self._give_back(session, is_clean=True)
+            self._release_slot(session, is_clean=True)
 
     async def _perform(self, session: Session, message: Call) -> ev.Event:
         model = session.model
@@ -379,7 +379,7 @@ class GatewayLink:
         except Exception as error:
             _logger.exception("a session could not be released")
             failure = error
-        self._give_back(session, is_clean=is_clean)
+        self._release_slot(session, is_clean=is_clean)
         if message is None:
             return
         if failure is None:
@@ -387,12 +387,12 @@ class GatewayLink:
         else:
             self._send_failed(message.call, message.session, failure)
 
-    def _give_back(self, session: Session, *, is_clean: bool) -> None:
+    def _release_slot(self, session: Session, *, is_clean: bool) -> None:
         """Give a session's slot back, once: a call that hung may still end."""
         if not session.is_over:
             session.is_over = True
             session.wakeup.set()
-            self._worker.give_back(session.model.slot, is_clean=is_clean)
+            self._worker.release_slot(session.model.slot, is_clean=is_clean)
 
     def _lost(self, reason: str) -> None:
         """The gateway is gone: cut what runs, and release all."""

@@ -37,7 +37,12 @@ import numpy.typing as npt
 import soxr
 
 from protocol.values.limits import BACKCHANNEL_MS
-from runtime.media.speech_detector import EnergyJudge, Judge, SileroJudge, network
+from runtime.media.speech_detector import (
+    EnergyClassifier,
+    FrameClassifier,
+    SileroClassifier,
+    network,
+)
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.session.speech_input import SpeechInput, in_thread
 from tests.bench.moonshine import TICK_S, lateness
@@ -170,7 +175,7 @@ def interrupt(
     sound: Sound,
     draw: np.random.Generator,
     room: float,
-    make_judge: Callable[[], Judge],
+    make_classifier: Callable[[], FrameClassifier],
     backchannel_ms: int = BACKCHANNEL_MS,
 ) -> tuple[float | None, bool]:
     """Have a session in which `sound` comes while the model speaks."""
@@ -181,7 +186,7 @@ def interrupt(
 
     async def body() -> None:
         async with world(ScriptedBackend(talkative), backchannel_ms=backchannel_ms) as server:
-            server.server._speech_input = SpeechInput(make_judge)
+            server.server._speech_input = SpeechInput(make_classifier)
             peer = server.connect("audio", endpoint="openai", label="scripted")
             await peer.heard("session.created")
             found.append(await converse(peer, whole))
@@ -192,7 +197,7 @@ def interrupt(
     return found[0]
 
 
-def measure(count: int, make_judge: Callable[[], Judge]) -> dict[str, Any]:
+def measure(count: int, make_classifier: Callable[[], FrameClassifier]) -> dict[str, Any]:
     """Interrupt `count` times by a voice, and as often by each noise's share."""
     delays, missed, early, uncut = list[float](), 0, 0, 0
     for number in range(count):
@@ -200,7 +205,7 @@ def measure(count: int, make_judge: Callable[[], Judge]) -> dict[str, Any]:
         voice, snr_db = VOICES[number % len(VOICES)], SNR_DB[number % len(SNR_DB)]
         said = sentence(SENTENCES[number % len(SENTENCES)], voice, draw)
         said *= 2500 / np.sqrt(np.square(said).mean())
-        delay, is_cut = interrupt(said, draw, 2500 / 10 ** (snr_db / 20), make_judge)
+        delay, is_cut = interrupt(said, draw, 2500 / 10 ** (snr_db / 20), make_classifier)
         if delay is None:
             missed += 1
         elif delay < 0:
@@ -214,14 +219,14 @@ def measure(count: int, make_judge: Callable[[], Judge]) -> dict[str, Any]:
         hits = 0
         for number in range(times):
             draw = np.random.default_rng(1000 + number)
-            hits += interrupt(make(draw), draw, ROOM, make_judge)[0] is not None
+            hits += interrupt(make(draw), draw, ROOM, make_classifier)[0] is not None
         false[name] = f"{hits} of {times}"
     heard: dict[str, str] = {}
     for least_ms in (0, BACKCHANNEL_MS):
         hits = 0
         for number, voice in enumerate(VOICES * 2):
             draw = np.random.default_rng(2000 + number)
-            hits += interrupt(attention(voice, draw), draw, ROOM, make_judge, least_ms)[1]
+            hits += interrupt(attention(voice, draw), draw, ROOM, make_classifier, least_ms)[1]
         heard[f"backchannel_ms {least_ms}"] = f"{hits} of {2 * len(VOICES)}"
     return {
         "interruptions": count,
@@ -238,19 +243,23 @@ SESSIONS: Final = (1, 8, 30)
 SECONDS: Final = 6
 
 
-class OnLoop(SileroJudge):
-    """The trained judge, on the event loop."""
+class OnLoop(SileroClassifier):
+    """The trained classifier, on the event loop."""
 
     is_slow = False
 
 
-JUDGES: Final[Mapping[str, Callable[[], Judge]]] = MappingProxyType(
-    {"energy": EnergyJudge, "silero on the loop": OnLoop, "silero": SileroJudge}
+CLASSIFIERS: Final[Mapping[str, Callable[[], FrameClassifier]]] = MappingProxyType(
+    {"energy": EnergyClassifier, "silero on the loop": OnLoop, "silero": SileroClassifier}
 )
 
 
 def cost(
-    make_judge: Callable[[], Judge], sessions: int, piece_ms: int, *, at_once: bool = False
+    make_classifier: Callable[[], FrameClassifier],
+    sessions: int,
+    piece_ms: int,
+    *,
+    at_once: bool = False,
 ) -> dict[str, Any]:
     """Have so many users speak in real time; and one more send a minute `at_once`."""
     late: list[float] = []
@@ -275,8 +284,8 @@ def cost(
     async def body() -> None:
         nonlocal used_s, behind_s
         backend = ScriptedBackend(slots=sessions + 1)
-        async with world(backend, judge=in_thread) as server, anyio.create_task_group() as tasks:
-            server.server._speech_input = SpeechInput(make_judge)
+        async with world(backend, classify=in_thread) as server, anyio.create_task_group() as tasks:
+            server.server._speech_input = SpeechInput(make_classifier)
             peers = [
                 server.connect("audio", endpoint="openai", label="scripted")
                 for _ in range(sessions + at_once)
@@ -324,17 +333,17 @@ def main() -> int:
     if asked.only and kept.exists():
         found = json.loads(kept.read_text("utf-8"))
     if asked.only != "cost":
-        found |= {it: measure(asked.count, JUDGES[it]) for it in ("energy", "silero")}
+        found |= {it: measure(asked.count, CLASSIFIERS[it]) for it in ("energy", "silero")}
     if asked.only != "error":
         network()
         found["machine"] = {"cores": os.cpu_count(), "other_load": round(os.getloadavg()[0], 1)}
         found["cost"] = {
             name: [
-                *(cost(judge, it, 100) for it in SESSIONS),
-                *(cost(judge, SESSIONS[-1], it) for it in (20, 1000)),
-                cost(judge, SESSIONS[-1], 100, at_once=True),
+                *(cost(classifier, it, 100) for it in SESSIONS),
+                *(cost(classifier, SESSIONS[-1], it) for it in (20, 1000)),
+                cost(classifier, SESSIONS[-1], 100, at_once=True),
             ]
-            for name, judge in JUDGES.items()
+            for name, classifier in CLASSIFIERS.items()
         }
     text = json.dumps(found, indent=2) + "\n"
     kept.write_text(text, "utf-8")

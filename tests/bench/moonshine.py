@@ -169,7 +169,7 @@ class Live:
         if event.is_last:
             self.ends_s.append(time.monotonic() - self.began_s - event.end_ms / 1000)
 
-    bring = post
+    step_or_post = post
 
     def past(self) -> Any:
         raise AssertionError("a writer needs no past")

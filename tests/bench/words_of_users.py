@@ -49,7 +49,7 @@ class Inbox:
         self.texts.append(event.text + " " * event.is_last)
         self.ends += event.is_last
 
-    bring = post
+    step_or_post = post
 
     def past(self) -> Any:
         raise AssertionError("a writer needs no past")

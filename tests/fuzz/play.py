@@ -47,7 +47,7 @@ from runtime.model.backends.scripted_chat import tone
 from runtime.net.connection import WebSocket, WebSocketClosed, deliver_received
 from runtime.serve.routing import Route, route
 from runtime.session.server import Server
-from runtime.session.setup import Arrival
+from runtime.session.setup import SessionSpec
 from runtime.settings.settings import Settings
 from runtime.telemetry.metrics import make_telemetry
 from runtime.telemetry.watching import ServerStatus
@@ -621,7 +621,9 @@ class LocalTarget:
 
 def _handler(server: Server) -> Handle:
     async def handle(websocket: WebSocket, to: Route) -> None:
-        await server.handle(websocket, Arrival(mode=to.mode, endpoint=to.endpoint, label=to.label))
+        await server.handle(
+            websocket, SessionSpec(mode=to.mode, endpoint=to.endpoint, label=to.label)
+        )
 
     return handle
 

@@ -27,7 +27,7 @@ from protocol.wire.codec import (
     TEXT,
     USER_TEXT,
     Context,
-    Reading,
+    ParseState,
     Value,
     choice,
     encode_base64,
@@ -47,9 +47,9 @@ from protocol.wire.table import (
     Row,
     Rule,
     Table,
-    either,
     items,
     one,
+    text_or_array,
     variants,
     walk,
 )
@@ -207,7 +207,7 @@ def test_what_base64_may_hold_is_what_its_reader_takes(name: str) -> None:
     for medium in MEDIA:
         coded = encode_base64(medium.samples[0])
         value: object = [coded] if isinstance(field.kind, Items) else coded
-        at = Reading({}, "$", "", context, {"rate_hz": 16_000})
+        at = ParseState({}, "$", "", context, {"rate_hz": 16_000})
         try:
             found = field.kind.read(Value(path="$.a", value=value), at)
         except FieldError:
@@ -253,7 +253,7 @@ def test_every_kind_of_an_object_is_described_by_itself() -> None:
 def test_a_string_or_objects_is_described_as_either() -> None:
     """A plain string as a message's content would be refused by tools."""
     inner = one(Table(Told, Field("a", TEXT)))
-    schema = described(Field("x", either(text(7), items(inner, 3, 1), str), attr="a"))
+    schema = described(Field("x", text_or_array(text(7), items(inner, 3, 1), str), attr="a"))
     string, array = schema["properties"]["x"]["anyOf"]
     assert string == {"type": "string", "maxLength": 7}
     assert (array["minItems"], array["maxItems"]) == (1, 3)
@@ -280,7 +280,7 @@ def test_the_first_row_s_mistake_is_told() -> None:
         assert caught.value.message == told
 
 
-def refuse(at: Reading) -> None:
+def refuse(at: ParseState) -> None:
     """A rule that is never kept."""
     raise invalid(at.path, "refused")
 

@@ -163,7 +163,7 @@ WRONG = (
     {"type": "input.append", "input": {"audio": REAL}, "input_id": REAL},
     # More than the media is long.
     {"type": "input.append", "input": {"audio": REAL}, "a": "x" * LITERAL_CHARS_MAX},
-    # What a hole is tried with stands elsewhere.
+    # What a variable is tried with stands elsewhere.
     {"type": "input.append", "input": {"audio": REAL}, "a": "~0~"},
 )
 

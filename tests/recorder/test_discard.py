@@ -40,7 +40,7 @@ async def test_a_log_is_removed(recorder: Recorder, tmp_path: Path) -> None:
     log = await begin(recorder, tmp_path)
     with log.path.open("rb") as reading:
         log.discard()
-        await log.gone()
+        await log.wait_removed()
         assert reading.read() == b""
     assert left_in(tmp_path) == []
     assert recorder.statistics.failures == 0
@@ -53,7 +53,7 @@ async def test_what_was_on_its_way_is_not_written(recorder: Recorder, tmp_path: 
     log = await begin(recorder, tmp_path)
     log.append(record("rx", 2, frame="x" * 100_000))
     log.discard()
-    await log.gone()
+    await log.wait_removed()
     assert left_in(tmp_path) == []
 
 
@@ -61,7 +61,7 @@ async def test_one_that_was_not_created_yet_never_is(recorder: Recorder, tmp_pat
     """A client that asks at once would be recorded after all."""
     log = recorder.open(tmp_path / "rec-1.session.zst", SESSION, at_ns=0)
     log.discard()
-    await log.gone()
+    await log.wait_removed()
     assert left_in(tmp_path) == []
 
 
@@ -70,7 +70,7 @@ async def test_one_that_failed_before_is_removed(recorder: Recorder, tmp_path: P
     log = await begin(recorder, tmp_path)
     log.abandon("the disk is full")
     log.discard()
-    await log.gone()
+    await log.wait_removed()
     assert left_in(tmp_path) == []
 
 
@@ -80,7 +80,7 @@ async def test_another_file_of_that_name_is_left_alone(recorder: Recorder, tmp_p
     (tmp_path / "other").write_text("mine")
     (tmp_path / "other").replace(log.path)
     log.discard()
-    await log.gone()
+    await log.wait_removed()
     assert log.path.read_text() == "mine"
 
 
@@ -115,7 +115,7 @@ async def test_a_removal_is_on_the_device_before_it_is_told(tmp_path: Path) -> N
     with Recorder(disk=disk) as recorder:
         log = await begin(recorder, tmp_path)
         log.discard()
-        await log.gone()
+        await log.wait_removed()
         assert disk.calls[-3:] == ["remove", "sync", "sync_directory"]
 
 
@@ -126,7 +126,7 @@ async def test_an_operator_is_told_of_what_could_not_be_removed(
     with Recorder(disk=Watched(refuses=True)) as recorder:
         log = await begin(recorder, tmp_path)
         log.discard()
-        await log.gone()
+        await log.wait_removed()
     (told,) = (entry.getMessage() for entry in caplog.records if entry.levelname == "ERROR")
     assert str(log.path) in told
     assert "Read-only file system" in told

@@ -25,8 +25,8 @@ from recorder.storage.listing import (
     Entry,
     Index,
     Listing,
+    LogFilter,
     Summary,
-    Wanted,
     page_of,
     summarize,
     whole_bytes,
@@ -478,16 +478,16 @@ def test_pages_put_together_are_the_list(
     summaries: list[Summary], limit: int, owner: str | None
 ) -> None:
     """A client that pages through its recordings would miss some, or see some twice."""
-    wanted = Wanted(owner=owner, since_ms=1)
+    log_filter = LogFilter(owner=owner, since_ms=1)
     ordered = in_order(summaries)
     seen: list[Summary] = []
     after: str | None = None
     for _ in range(len(ordered) + 1):
-        page, after = page_of(ordered, wanted, limit=limit, after=after)
+        page, after = page_of(ordered, log_filter, limit=limit, after=after)
         seen += page
         if after is None:
             break
-    assert seen == [it for it in ordered if wanted.takes(it)]
+    assert seen == [it for it in ordered if log_filter.takes(it)]
 
 
 def test_a_page_goes_on_where_a_removed_recording_was(tmp_path: Path) -> None:
@@ -496,8 +496,8 @@ def test_a_page_goes_on_where_a_removed_recording_was(tmp_path: Path) -> None:
         Summary(recording_id=name, state="finished", began_ms=9 - at, file_bytes=1, modified_ms=0)
         for at, name in enumerate("abcd")
     ]
-    first, after = page_of(logs, Wanted(), limit=2)
-    rest, end = page_of([*logs[:1], *logs[2:]], Wanted(), limit=2, after=after)
+    first, after = page_of(logs, LogFilter(), limit=2)
+    rest, end = page_of([*logs[:1], *logs[2:]], LogFilter(), limit=2, after=after)
     assert [it.recording_id for it in (*first, *rest)] == ["a", "b", "c", "d"]
     assert end is None
 
@@ -516,6 +516,6 @@ def test_filters_take_what_they_say() -> None:
     )
     right = {"since_ms": 5, "mode": "chat", "owner": "anna", "state": "crashed", "reason": "client"}
     wrong = {"since_ms": 6, "mode": "audio", "owner": "", "state": "open", "reason": "timeout"}
-    assert Wanted(**right).takes(log)  # type: ignore[arg-type]
+    assert LogFilter(**right).takes(log)  # type: ignore[arg-type]
     for name, value in wrong.items():
-        assert not attrs.evolve(Wanted(), **{name: value}).takes(log), name
+        assert not attrs.evolve(LogFilter(), **{name: value}).takes(log), name

@@ -24,7 +24,7 @@ from recorder.storage.remote import (
     AWAY_S,
     PART_BYTES,
     READ_BYTES_MIN,
-    KeptLogs,
+    CombinedLogs,
     MissingError,
     RemoteStore,
     StoredLog,
@@ -194,7 +194,7 @@ def test_a_log_that_is_removed_while_it_is_put_is_not_stored(tmp_path: Path) -> 
     path = write_log(tmp_path)
     (tmp_path / "store").mkdir()
     store = Slow.open((tmp_path / "store").as_uri())
-    store.meanwhile = lambda store, log: KeptLogs(Store(tmp_path), store).remove(log)  # type: ignore[method-assign]
+    store.meanwhile = lambda store, log: CombinedLogs(Store(tmp_path), store).remove(log)  # type: ignore[method-assign]
     assert not store.put(local(path))
     assert (store.logs(), path.exists()) == ((), False)
 
@@ -322,7 +322,7 @@ def test_each_recording_is_listed_once(tmp_path: Path) -> None:
     put_all(folder, remote)
     Store(folder).path("a").unlink()
     write_log(folder, "d")
-    logs = KeptLogs(Store(folder), remote)
+    logs = CombinedLogs(Store(folder), remote)
     assert {it.recording_id: type(it).__name__ for it in logs.logs()} == {
         **{"a": "StoredLog", "b": "LocalLog"},
         **{"c": "LocalLog", "d": "LocalLog"},
@@ -343,7 +343,7 @@ def test_the_summaries_of_stored_logs_are_kept(tmp_path: Path) -> None:
     path = write_log(folder)
     put_all(folder, remote)
     path.unlink()
-    logs = KeptLogs(Store(folder), remote)
+    logs = CombinedLogs(Store(folder), remote)
     known = Listing(logs, Index(folder, WITH_STORE_NAME)).refresh()
     (there,) = remote.logs()
     assert Index(folder, WITH_STORE_NAME).load({"a": there})["a"].summary == known[0]
@@ -359,7 +359,7 @@ def test_removing_takes_both_away(tmp_path: Path) -> None:
     write_log(folder, "b")
     put_all(folder, remote)
     Store(folder).path("b").unlink()
-    logs = KeptLogs(Store(folder), remote)
+    logs = CombinedLogs(Store(folder), remote)
     for name in ("a", "b"):
         found = logs.find(name)
         assert found is not None
@@ -374,7 +374,7 @@ def test_a_store_that_is_away_keeps_its_last_list(tmp_path: Path) -> None:
     put_all(folder, remote)
     path.unlink()
     now_s = 0.0
-    logs = KeptLogs(Store(folder), remote, clock=lambda: now_s)
+    logs = CombinedLogs(Store(folder), remote, clock=lambda: now_s)
     listing = Listing(logs)
     assert [it.recording_id for it in listing.refresh()] == ["a"]
     write_log(folder, "b")

@@ -187,7 +187,7 @@ async def test_a_server_keeps_its_bounds_and_counts(
     retention = Retention(age_s_max=2 * DAY_S, bytes_max=10)
     retainer = Retainer(Store(tmp_path), retention, clock=lambda: NOW_S)
     caplog.set_level("INFO")
-    await retainer.look()
+    await retainer.prune()
     assert attrs.asdict(retainer.statistics) == {
         "logs": 1,
         "file_bytes": 10,
@@ -197,7 +197,7 @@ async def test_a_server_keeps_its_bounds_and_counts(
     }
     assert "3 recordings were removed" in caplog.text
     put(tmp_path, "more", 3 * DAY_S)
-    await retainer.look()
+    await retainer.prune()
     assert (retainer.statistics.removed["age"], retainer.statistics.logs) == (3, 1)
 
 
@@ -209,5 +209,5 @@ async def test_a_folder_that_is_gone_does_not_end_the_server(
     (tmp_path / "file").write_bytes(b"")
     retainer = Retainer(Store(tmp_path / "file" / "logs"), Retention(age_s_max=1))
     with anyio.fail_after(20):
-        await retainer.look()
+        await retainer.prune()
     assert "cannot look through" in caplog.text

@@ -26,7 +26,7 @@ from recorder.format.format import (
     Record,
     split_records,
 )
-from recorder.read.reader import PART_VALUES, LastWhole, LogReader, StoredRecord, decode, parse
+from recorder.read.reader import PART_VALUES, LogReader, SplitBlobCache, StoredRecord, decode, parse
 from recorder.read.scan import Block, BytesSource, Scanner
 from recorder.repair import compact, recover, survey, verify
 from recorder.write.logfile import Compressor, LogFile
@@ -269,7 +269,7 @@ def test_a_log_of_runs_is_recovered_but_for_its_broken_block(tmp_path: Path) -> 
 
 def test_a_large_blob_is_not_kept_for_its_parts() -> None:
     """A forged log of kilobytes would hold hundreds of megabytes in its reader."""
-    last, asked = LastWhole(), list[int]()
+    last, asked = SplitBlobCache(), list[int]()
 
     def unpack(size: int) -> bytes:
         asked.append(size)
@@ -283,7 +283,7 @@ def test_a_large_blob_is_not_kept_for_its_parts() -> None:
 def test_a_part_is_charged_as_what_it_is() -> None:
     """Thousands of parts of one large blob must not be unpacked for each of them."""
     found = stored(PIECES)
-    expansion, last = Expansion(int), LastWhole()
+    expansion, last = Expansion(int), SplitBlobCache()
     for seq in found:
         decode(found[seq], found.__getitem__, expansion, last)
     assert expansion.spent == 2 * len(PIECES) * 1280

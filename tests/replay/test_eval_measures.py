@@ -23,10 +23,10 @@ from runtime.measures.conversation import (
     KINDS,
     TICK_HZ,
     TICKS_PER_MS,
-    CallStory,
     Ratio,
     Times,
     Total,
+    TrackedToolCall,
     ns_of,
     tool_scores,
 )
@@ -214,7 +214,7 @@ def test_calls_of_tools_are_measured() -> None:
 
 def test_a_call_is_measured_from_the_last_word_before_it() -> None:
     """Speech that goes on, or began after it, would count."""
-    calls = [CallStory(at_ns=round(at * NS), call=f"t{at}") for at in (0.5, 2.5, 4.25)]
+    calls = [TrackedToolCall(at_ns=round(at * NS), call=f"t{at}") for at in (0.5, 2.5, 4.25)]
     found = tool_scores(calls, spans((1, 2), (3.5, 4), (4.2, 5), (6, 7)))
     assert seconds(found["tool_call_delay"]) == [(2.5, 0.5)]
 

@@ -25,7 +25,7 @@ from trio.testing import MockClock
 from protocol.values.effects import DecodeMedia
 from protocol.values.events import Endpoint
 from protocol.values.limits import Mode
-from protocol.values.messages import ComeBack
+from protocol.values.messages import ResumeRequest
 from protocol.values.model import Unit
 from recorder.storage.store import LogInfo, Store
 from recorder.write.files import Disk
@@ -39,7 +39,7 @@ from runtime.net.connection import OnMessages, WebSocketClosed
 from runtime.net.websocket import MESSAGES_A_READ, TOGETHER_BYTES_MAX
 from runtime.session import journal, speech_input
 from runtime.session.server import Server
-from runtime.session.setup import Arrival, Parent
+from runtime.session.setup import Parent, SessionSpec
 from runtime.settings.settings import Settings
 from runtime.slots.workers import Load, Workers
 from tests.sessions.identities import CountedIdentities
@@ -295,7 +295,7 @@ class World:
     ) -> Peer:
         """Open a connection."""
         peer = Peer(mode)
-        arrival = Arrival(
+        arrival = SessionSpec(
             mode=mode,
             endpoint=endpoint,
             label=label,
@@ -317,7 +317,7 @@ class World:
     def come_back(self, recording_id: str, token: str, last_seq: int, mode: Mode = "audio") -> Peer:
         """Open another connection to a session."""
         peer = Peer(mode)
-        asked = ComeBack(token=token, last_seq=last_seq)
+        asked = ResumeRequest(token=token, last_seq=last_seq)
 
         async def visit() -> None:
             refusal = await self.server.resume(peer.server_end, recording_id, mode, "", asked)
@@ -368,7 +368,7 @@ async def world(
     beside: Callable[[], Backend] | None = None,
     has_key: Callable[[str], bool] = lambda _: True,
     decode_s: float = 0.0,
-    judge: Callable[..., Awaitable[Any]] | None = None,
+    classify: Callable[..., Awaitable[Any]] | None = None,
     **settings: Any,
 ) -> AsyncIterator[World]:
     """Run a server in memory; the sessions that are left at the end are drained.
@@ -382,7 +382,7 @@ async def world(
         beside: makes a second worker; None: there is one.
         has_key: whether there is still a key of this name.
         decode_s: how long media is decoded.
-        judge: has a slow detector judge sound; None: at once.
+        classify: has a slow detector classify sound; None: at once.
         settings: of `runtime.settings.settings.Settings`.
     """
     backend = backend or ScriptedBackend()
@@ -393,7 +393,7 @@ async def world(
     async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
         if not threaded:
             stack.enter_context(patch.object(journal, "in_thread", here))
-            stack.enter_context(patch.object(speech_input, "in_thread", judge or here))
+            stack.enter_context(patch.object(speech_input, "in_thread", classify or here))
         server = Server(
             Settings(model="scripted", record_to=record_to, **settings),
             Workers((backend, *(() if beside is None else (beside(),))), load=load),

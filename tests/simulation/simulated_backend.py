@@ -98,7 +98,7 @@ class Babble:
     tail_ms = 0
     samples: int = 0
 
-    def judge(self, effect: ef.DetectSpeech) -> Iterator[bool]:
+    def classify(self, effect: ef.DetectSpeech) -> Iterator[bool]:
         """Have 700 ms of speech in 2.3 s, which fits into no second."""
         frame = effect.rate_hz * self.frame_ms // 1000
         before = self.samples // frame

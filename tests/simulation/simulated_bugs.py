@@ -143,7 +143,7 @@ def _update_after_closed(stack: ExitStack) -> None:
 
 def _last_in_first_out(stack: ExitStack) -> None:
     """Whoever came last gets the slot."""
-    real = Admission._hand_out
+    real = Admission._lease_free_slots
 
     def hand_out(self: Admission) -> None:
         self._waiting = dict(reversed(self._waiting.items()))
@@ -152,12 +152,12 @@ def _last_in_first_out(stack: ExitStack) -> None:
         finally:
             self._waiting = dict(reversed(self._waiting.items()))
 
-    _put(stack, Admission, "_hand_out", hand_out)
+    _put(stack, Admission, "_lease_free_slots", hand_out)
 
 
 def _modes_apart(stack: ExitStack) -> None:
     """Turns of chat, which are short, are let before."""
-    real = Admission._hand_out
+    real = Admission._lease_free_slots
 
     def hand_out(self: Admission) -> None:
         self._waiting = dict(
@@ -165,7 +165,7 @@ def _modes_apart(stack: ExitStack) -> None:
         )
         real(self)
 
-    _put(stack, Admission, "_hand_out", hand_out)
+    _put(stack, Admission, "_lease_free_slots", hand_out)
 
 
 def _lease_by_slot(stack: ExitStack) -> None:
@@ -337,11 +337,11 @@ def _frame_left_out(stack: ExitStack) -> None:
 def _tokens_stay_right(stack: ExitStack) -> None:
     """A token that was used lets in who stole it."""
 
-    def give(self: Tokens, token: str, *, used: str) -> str:
+    def rotate(self: Tokens, token: str, *, used: str) -> str:
         self.hashes.insert(0, hash_of(token))
         return self.hashes[0]
 
-    _put(stack, Tokens, "give", give)
+    _put(stack, Tokens, "rotate", rotate)
     _put(stack, Tokens, "forget_old", lambda self: None)
 
 

@@ -33,14 +33,14 @@ from protocol.values import requests as rq
 from protocol.values.errors import CLOSE_POLICY
 from protocol.values.events import EVENT_IDS, PIECES
 from protocol.values.limits import Mode
-from protocol.values.messages import ComeBack
+from protocol.values.messages import ResumeRequest
 from recorder.format.format import SUFFIX, RecorderError
 from recorder.read.reader import LogReader, read
 from replay.rerun.logic import replay
 from runtime.net.connection import CLOSE_FLUSH_S, SEND_BYTES_PER_S_MIN
 from runtime.session import journal
 from runtime.session.server import Server
-from runtime.session.setup import Arrival
+from runtime.session.setup import SessionSpec
 from runtime.session.speech_input import ENERGY_ONLY, SpeechInput
 from runtime.settings.settings import Settings
 from runtime.slots.workers import REPLACE_WAIT_S, RETRY_S_MAX, Workers
@@ -382,7 +382,7 @@ class Simulation:
         """Make the connections of a client that may come back."""
         report = partial(self.rules.report, who=f"client {plan.number}")
 
-        def come_back(link_plan: LinkPlan, recording_id: str, asked: ComeBack) -> Link:
+        def come_back(link_plan: LinkPlan, recording_id: str, asked: ResumeRequest) -> Link:
             link = Link(link_plan, report)
             work = partial(self._handle_again, plan, link, recording_id, asked)
             tasks.start_soon(self._serve, plan, link, work)
@@ -399,7 +399,7 @@ class Simulation:
         return way
 
     async def _handle(self, plan: ClientPlan, link: Link) -> None:
-        arrival = Arrival(
+        arrival = SessionSpec(
             mode=plan.mode,
             endpoint=plan.endpoint,
             label=plan.label,
@@ -409,7 +409,7 @@ class Simulation:
         await self._server.handle(link, arrival)
 
     async def _handle_again(
-        self, plan: ClientPlan, link: Link, recording_id: str, asked: ComeBack
+        self, plan: ClientPlan, link: Link, recording_id: str, asked: ResumeRequest
     ) -> None:
         come_back = self._server.resume
         refusal = await come_back(link, recording_id, plan.mode, str(plan.number), asked)

@@ -17,7 +17,7 @@ import anyio
 import attrs
 
 from protocol.values.errors import CLOSE_NORMAL, CLOSE_POLICY, CLOSE_TRY_LATER
-from protocol.values.messages import ComeBack
+from protocol.values.messages import ResumeRequest
 from tests.simulation.simulated_socket import Link, LinkPlan
 
 How = Literal["alone", "twice", "wrong", "old", "takeover"]
@@ -71,7 +71,7 @@ class Way:
         *,
         lasts_s: float,
         visits: Iterable[Visit],
-        come_back: Callable[[LinkPlan, str, ComeBack], Link],
+        come_back: Callable[[LinkPlan, str, ResumeRequest], Link],
         watch: Callable[[Callable[[], Any]], None],
         report: Callable[[str], None],
     ) -> None:
@@ -223,7 +223,9 @@ class Way:
         return True
 
     def _open(self, plan: LinkPlan, token: str, last_seq: int) -> Link:
-        return self._come_back_to(plan, self.recording_id, ComeBack(token=token, last_seq=last_seq))
+        return self._come_back_to(
+            plan, self.recording_id, ResumeRequest(token=token, last_seq=last_seq)
+        )
 
     async def _be_refused(self, token: str) -> None:
         """Try a token that is not right."""

@@ -32,20 +32,20 @@ from ..table import (
     Table,
     Variants,
     checked,
-    either,
     items,
     one,
     optional,
+    text_or_array,
     typed,
     variants,
 )
 from .shared import SLICES, one_value, setting
 
-TOOL_NAMED: Final = c.Holds("name", "name", model.TOOL_NAME)
+TOOL_NAMED: Final = c.UserContent("name", "name", model.TOOL_NAME)
 _NAME_RULE: Final = "a name of a tool has 1 to 64 letters, digits, _ and -"
 
 
-def _name(value: c.Value, _: c.Reading) -> str:
+def _name(value: c.Value, _: c.ParseState) -> str:
     name = value.text()
     if not model.TOOL_NAME.fullmatch(name):
         raise invalid(value.path, f"{len(name)} characters that are no name: {_NAME_RULE}")
@@ -60,7 +60,7 @@ NAME: Final = c.FieldType(
 CALL_ID: Final = c.text(limits.CALL_ID_CHARS_MAX, 1, holds=c.NAMED)
 
 
-def _schema(value: c.Value, _: c.Reading) -> str:
+def _schema(value: c.Value, _: c.ParseState) -> str:
     """Read a JSON Schema as text, bounded in depth and length."""
     found = c.as_object(value.value, value.path)
     level: list[Nested] = [dict(found)]
@@ -84,7 +84,7 @@ SCHEMA: Final = c.FieldType(
 )
 
 
-def _not_strict(value: c.Value, _: c.Reading) -> None:
+def _not_strict(value: c.Value, _: c.ParseState) -> None:
     if value.flag():
         raise invalid(value.path, "true, but the model's tokens are not constrained to a schema")
 
@@ -320,7 +320,7 @@ VOICE_MS_MAX: Final = 600_000
 # -- contents -----------------------------------------------------------------------------------
 
 
-def _read_sound(value: c.Value, at: c.Reading) -> rq.AudioPart:
+def _read_sound(value: c.Value, at: c.ParseState) -> rq.AudioPart:
     is_any = at.context.behaves(SOUND_FILES)
     return read_audio(value.path, c.binary(value, at), at.values["rate_hz"], is_any=is_any)
 
@@ -346,7 +346,7 @@ _SOUND: Final = typed(
             read=_read_sound,
             write=c.encode_base64,
             schema=c.base64_of(c.FLOAT32, "audio/wav"),
-            holds=c.Holds("audio", "sound"),
+            holds=c.UserContent("audio", "sound"),
         ),
     ),
     make=lambda values: values["data"],
@@ -360,7 +360,7 @@ _VIDEO: Final = typed(
 _PARTS: Final = items(variants("type", _TEXT, _IMAGE, _SOUND, _VIDEO), limits.CONTENTS_MAX, 1)
 
 
-def _one_text(value: c.Value, at: c.Reading) -> tuple[rq.Part, ...]:
+def _one_text(value: c.Value, at: c.ParseState) -> tuple[rq.Part, ...]:
     return (rq.TextPart(text=_WORDS.read(value, at)),)
 
 
@@ -371,7 +371,7 @@ def _write_content(content: tuple[rq.Part, ...]) -> object:
     return [_PARTS.item.write(part) for part in content if _PARTS.item.write]
 
 
-_CONTENT: Final = either(
+_CONTENT: Final = text_or_array(
     c.FieldType(read=_one_text, schema={**_WORDS.schema, "examples": ["Hello"]}),
     _PARTS,
     _write_content,
@@ -379,7 +379,7 @@ _CONTENT: Final = either(
 _MESSAGE: Final = messages_of(_CONTENT, _WORDS)
 
 
-def _check_conversation(at: c.Reading) -> None:
+def _check_conversation(at: c.ParseState) -> None:
     path, messages = f"{at.path}.messages", at.values["messages"]
     _check_order(path, messages)
     check_answered(path, messages)
@@ -436,7 +436,7 @@ _SAMPLING: Final[tuple[Row | str, ...]] = (
 """The source's defaults, with which the model is served."""
 
 
-def _greedy(at: c.Reading) -> None:
+def _greedy(at: c.ParseState) -> None:
     if not at.values.pop("do_sample", True):
         at.values["config.temperature"] = 0.0
 
@@ -473,7 +473,7 @@ _TTS: Final[tuple[Row | str, ...]] = (
 )
 
 
-def _speech(at: c.Reading, *, is_enabled: bool) -> None:
+def _speech(at: c.ParseState, *, is_enabled: bool) -> None:
     found = {key: at.values.pop(key) for key in [*at.values] if key.startswith("speech.")}
     given = {key.removeprefix("speech."): value for key, value in found.items()}
     tts, asked = at.body.get("tts"), given.pop("enabled")

@@ -83,7 +83,7 @@ def _event_id(attr: str = "event_id") -> Field:
     return Field("event_id", kind, "", attr=attr, omit=True, rank=9)
 
 
-def _rate(value: c.Value, at: c.Reading) -> int:
+def _rate(value: c.Value, at: c.ParseState) -> int:
     found, coding = value.integer(), at.values.get("live.coding") or "audio/pcm"
     if coding != "audio/pcm" and found != model.G711_RATE_HZ:
         raise api.unsupported(value.path, f"{found} Hz, {coding} has 8000")
@@ -127,7 +127,7 @@ def _delegation(attr: str, backend: str, names: str, **how: Any) -> Object:
     )
 
 
-def _voice(value: c.Value, at: c.Reading) -> VoiceName | None:
+def _voice(value: c.Value, at: c.ParseState) -> VoiceName | None:
     """Read a voice by its name, or by its `id`; None for the model's own."""
     if isinstance(value.value, dict):
         fields = c.Fields(value.value, value.path)

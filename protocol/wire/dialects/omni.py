@@ -70,7 +70,7 @@ _DATA_URL: Final = "data:"
 # -- from the client ----------------------------------------------------------------------------
 
 
-def _modality(value: c.Value, _: c.Reading) -> str:
+def _modality(value: c.Value, _: c.ParseState) -> str:
     found = {each.choice(api.MODALITIES) for each in value.items(2)}
     return "audio" if "audio" in found or not found else "text"
 
@@ -98,7 +98,7 @@ def _form(name: str, rate_hz: int) -> Object:
     return Object(name, Object("format", *rows, doc="Its form."), rate, doc="Sound.")
 
 
-def _voice(value: c.Value, at: c.Reading) -> ReferenceAudio:
+def _voice(value: c.Value, at: c.ParseState) -> ReferenceAudio:
     url = value.text()
     if url.startswith(_DATA_URL):
         _, comma, data = url.partition(";base64,")
@@ -176,7 +176,7 @@ _INIT: Final = typed(
 )
 
 
-def _piece(value: c.Value, _: c.Reading) -> bytes:
+def _piece(value: c.Value, _: c.ParseState) -> bytes:
     pcm16 = value.pcm16()
     if not 0 < len(pcm16) // 2 <= APPEND_SAMPLES_MAX:
         found = f"{len(pcm16) // 2} samples, 1 to {APPEND_SAMPLES_MAX} are allowed"
@@ -192,7 +192,7 @@ _PIECE: Final = c.FieldType(
 )
 
 
-def _item_id(value: c.Value, _: c.Reading) -> str:
+def _item_id(value: c.Value, _: c.ParseState) -> str:
     name = value.text(INPUT_ID_CHARS_MAX, 1)
     return name.replace("item_resp_", "item_", 1) if name.startswith("item_resp_") else name
 
@@ -281,21 +281,21 @@ UNSUPPORTED: Final = frozenset({"input.text.append", "input_text.append", "push_
 
 
 @attrs.frozen(kw_only=True)
-class Return:
+class OmniResume:
     """The first message of a client that is back, and the session that it names."""
 
     recording_id: str
-    asked: ms.ComeBack
+    request: ms.ResumeRequest
 
 
-def _return(values: dict[str, Any]) -> Return:
+def _return(values: dict[str, Any]) -> OmniResume:
     seq = values["last_received"]
-    asked = ms.ComeBack(token=values["token"], last_seq=seq - 1)
-    return Return(recording_id=values["session_id"].removeprefix(OMNI_PREFIX), asked=asked)
+    request = ms.ResumeRequest(token=values["token"], last_seq=seq - 1)
+    return OmniResume(recording_id=values["session_id"].removeprefix(OMNI_PREFIX), request=request)
 
 
 RESUME: Final = Table(
-    Return,
+    OmniResume,
     Field("session_id", c.text(INPUT_ID_CHARS_MAX, 1)),
     Field("resume_token", c.text(shared.TOKEN_CHARS_MAX, 1), attr="token"),
     Field("last_received_server_event_seq", c.INTEGER, 0, attr="last_received"),
@@ -376,7 +376,7 @@ _TOKEN: Final = computed(
     doc="The right to come back, once; only in a session that can be resumed.",
 )
 RESUMED: Final = typed(
-    om.CameBack,
+    om.SessionResumed,
     "session.resumed",
     Field("session_id", c.TEXT),
     Field("attachment_generation", c.INTEGER, attr="connection"),

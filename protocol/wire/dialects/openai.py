@@ -61,7 +61,7 @@ _VOICE_CHARS_MAX: Final = 64
 _NAME: Final = c.text(_VOICE_CHARS_MAX, 1, holds=c.VOICE_NAMED)
 
 
-def _voice(value: c.Value, at: c.Reading) -> str:
+def _voice(value: c.Value, at: c.ParseState) -> str:
     if at.context.behaves(behaviour.LENIENT_SETTINGS) and isinstance(value.value, dict):
         value = c.Fields(value.value, value.path).required("id", lambda name: name)
     name: str = _NAME.read(value, at)
@@ -85,7 +85,7 @@ _CHOICE: Final = c.FieldType(
 _PARALLEL: Final = c.FieldType(read=lambda value, _: value.value is not False, schema={})
 
 
-def _rate(value: c.Value, at: c.Reading) -> None:
+def _rate(value: c.Value, at: c.ParseState) -> None:
     coding = at.body.get("type") if at.context.behaves(behaviour.LENIENT_SETTINGS) else None
     rate_hz = rate_of(coding) if coding in CODINGS else 24_000
     value.integer(rate_hz, rate_hz)
@@ -105,7 +105,7 @@ def _format(attr: str) -> Object:
 _IDLE: Final = c.integer(MS_PER_S, IDLE_MS_MAX)
 
 
-def _idle(value: c.Value, at: c.Reading) -> int:
+def _idle(value: c.Value, at: c.ParseState) -> int:
     is_read = at.context.behaves(behaviour.IDLE_TURNS) and at.body.get("type") == "server_vad"
     return int(_IDLE.read(value, at)) if is_read else 0
 

@@ -28,7 +28,7 @@ from ..table import (
     Field,
     Items,
     Object,
-    One,
+    ObjectType,
     Row,
     Table,
     Variants,
@@ -53,7 +53,7 @@ CALL_EXAMPLE: Final = "call_0c9e41d7a355"
 # -- what is not offered --------------------------------------------------------------------------
 
 
-def ignored(name: str, why: str = "Ignored.", holds: c.Holds | None = c.USER_TEXT) -> Field:
+def ignored(name: str, why: str = "Ignored.", holds: c.UserContent | None = c.USER_TEXT) -> Field:
     """A field of the API that changes nothing here."""
     kind = c.FieldType(read=lambda *_: None, schema={}, holds=holds)
     return checked(name, kind, why)
@@ -67,7 +67,7 @@ def unsupported(path: str, what: str) -> errors.FieldError:
 def offered(kind: c.FieldType, what: str, *values: object, **schema: object) -> c.FieldType:
     """A kind of which only some values are offered; `what` is the error for any other."""
 
-    def read(value: c.Value, at: c.Reading) -> object:
+    def read(value: c.Value, at: c.ParseState) -> object:
         found: object = kind.read(value, at)
         if found not in values:
             raise unsupported(value.path, what)
@@ -203,7 +203,7 @@ SENT_FUNCTIONS: Final = _functions_of(TOOL_TYPES[:1])
 _ASKED: Final = _functions_of(TOOL_TYPES, checked("strict", c.FLAG, doc="Without effect."))
 
 
-def _functions(value: c.Value, at: c.Reading) -> tuple[model.Tool, ...]:
+def _functions(value: c.Value, at: c.ParseState) -> tuple[model.Tool, ...]:
     """Read functions, and leave out tools that a server would call by itself."""
     found = [each for each in value.items(limits.TOOLS_MAX) if _is_function(each)]
     return tuple(_ASKED.item.read(each, at) for each in found)
@@ -230,7 +230,7 @@ METADATA_CHARS_MAX: Final = 512
 """As the API has them."""
 
 
-def _modality(value: c.Value, _: c.Reading) -> str:
+def _modality(value: c.Value, _: c.ParseState) -> str:
     found = [each.choice(MODALITIES) for each in value.items(2)]
     if len(found) != 1:
         raise unsupported(value.path, 'there is ["audio"], speech with its transcript, or ["text"]')
@@ -256,7 +256,7 @@ TOKENS: Final = c.FieldType(
 """A number of tokens; 0 is `inf`."""
 
 
-def _metadata(value: c.Value, _: c.Reading) -> oa.Metadata:
+def _metadata(value: c.Value, _: c.ParseState) -> oa.Metadata:
     found = c.as_object(value.value, value.path)
     if len(found) > METADATA_MAX:
         raise invalid(value.path, f"{len(found)} names, at most {METADATA_MAX} are allowed")
@@ -335,7 +335,7 @@ def _text_of(part: oa.Part, *, is_sound: bool) -> str | None:
     return part.text or None if is_sound == part.kind.endswith("audio") else None
 
 
-def sent_part(kinds: tuple[str, ...] = PART_KINDS) -> One:
+def sent_part(kinds: tuple[str, ...] = PART_KINDS) -> ObjectType:
     """Make the kind of a part of one of several kinds, as a server sends it."""
     text, transcript = (partial(_text_of, is_sound=is_sound) for is_sound in (False, True))
     table = Table(
@@ -364,7 +364,7 @@ def sent_part(kinds: tuple[str, ...] = PART_KINDS) -> One:
 _ROLE: Final = c.choice(("user", "assistant", "system"))
 
 
-def _role(value: c.Value, _: c.Reading) -> str:
+def _role(value: c.Value, _: c.ParseState) -> str:
     found = value.choice(("user", "assistant", "system", "developer"))
     return "system" if found == "developer" else found
 
@@ -424,7 +424,7 @@ def _any_item(message: Table, *others: Table) -> Variants:
     """The kind of an item that is a message, or belongs to tools."""
     tables = {"message": message, **{table.kind: table for table in others}}
 
-    def read(value: c.Value, at: c.Reading) -> Any:
+    def read(value: c.Value, at: c.ParseState) -> Any:
         kind = c.as_object(value.value, value.path).get("type")
         table = tables.get(kind) if isinstance(kind, str) else None
         return (table or message).parse_below(value, at)

@@ -65,7 +65,7 @@ _ENDS: Final[Mapping[str, ms.EndReason]] = {word: end for end, word in _REASONS.
 # -- from the client ----------------------------------------------------------------------------
 
 
-def _voice_is_object(at: c.Reading) -> None:
+def _voice_is_object(at: c.ParseState) -> None:
     if at.body.get("voice") is not None:
         c.as_object(at.body["voice"], f"{at.path}.voice")
 
@@ -128,7 +128,7 @@ def _nothing(name: str) -> Field:
     return checked(name, c.because(c.text(0), _OF_TURNS))
 
 
-def _no_tools(value: c.Value, _: c.Reading) -> None:
+def _no_tools(value: c.Value, _: c.ParseState) -> None:
     if value.items(TOOLS_MAX):
         raise invalid(value.path, f"tools, but {_OF_TURNS}")
 

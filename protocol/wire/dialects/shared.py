@@ -38,7 +38,7 @@ def frames(name: str) -> Field:
     return Field(name, kind, (), attr="frames", omit=True, aside_in={"audio": ()})
 
 
-def _record(value: c.Value, at: c.Reading) -> bool:
+def _record(value: c.Value, at: c.ParseState) -> bool:
     if not value.flag() and at.context.must_record:
         raise invalid(value.path, "false, but this server records all sessions of this client")
     return bool(value.value)
@@ -143,7 +143,7 @@ def end_word(reasons: Mapping[ms.EndReason, str]) -> Callable[[ms.Closed], str]:
 # -- tables -------------------------------------------------------------------------------------
 
 
-def _closing_words(value: c.Value, _: c.Reading) -> str | None:
+def _closing_words(value: c.Value, _: c.ParseState) -> str | None:
     """Read a client's own words: None if it is not a string or empty; a longer one is cut."""
     words = value.value
     return words[: limits.REASON_CHARS_MAX] or None if isinstance(words, str) else None
@@ -231,7 +231,7 @@ DECODE_MODES: Final = ("sampling", "greedy")
 _REPETITION: Final = "the weight of repeated text is not offered as a setting"
 
 
-def _greedy(at: c.Reading) -> None:
+def _greedy(at: c.ParseState) -> None:
     if at.values.pop("decode_mode", None) == "greedy":
         at.values["config.temperature"] = 0.0
 
@@ -280,7 +280,7 @@ def slices_once(name: str) -> Rule:
     `FieldError` if both are there and differ, so that one of them would be ignored.
     """
 
-    def check(at: c.Reading) -> None:
+    def check(at: c.ParseState) -> None:
         inner = at.values.pop("inner_slices", None)
         settings = at.body.get(name)
         if inner is None or not isinstance(settings, dict):
@@ -323,9 +323,9 @@ UNRESUMABLE: Final = typed(
     ms.Resumable, SESSION_RESUMABLE, Field("token", c.TEXT, ""), lacks={"recording_id": ""}
 )
 """The same later on: the session cannot be resumed any more."""
-REPLACED: Final = typed(ms.Replaced, SESSION_REPLACED)
+REPLACED: Final = typed(ms.ConnectionReplaced, SESSION_REPLACED)
 RESUME: Final = typed(
-    ms.ComeBack,
+    ms.ResumeRequest,
     SESSION_RESUME,
     Field("token", c.text(TOKEN_CHARS_MAX, 1)),
     Field("last_seq", c.integer(-1), -1),

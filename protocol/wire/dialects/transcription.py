@@ -39,9 +39,9 @@ from ..codec import (
     TEXT,
     Context,
     FieldType,
-    Holds,
     Json,
-    Reading,
+    ParseState,
+    UserContent,
     Value,
     choice,
 )
@@ -81,10 +81,10 @@ def begins_with_create(body: Json) -> bool:
 # -- from the client ----------------------------------------------------------------------------
 
 
-def _hint(name: str, why: str, holds: Holds | None = None) -> Field:
+def _hint(name: str, why: str, holds: UserContent | None = None) -> Field:
     """Make the row of a field without effect, which counts as ignored."""
 
-    def read(value: Value, at: Reading) -> None:
+    def read(value: Value, at: ParseState) -> None:
         if at.context.behaves(ONLY_MODEL):
             value.text()
             at.aside.append(value.path)

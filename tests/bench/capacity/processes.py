@@ -84,7 +84,7 @@ async def serve_worker(secrets: Path) -> None:
         worker = Worker(backend=_load(), tasks=tasks, token=token, tls=tls)
 
         async def meet(stream: ByteStream) -> None:
-            await worker._meet(Counted(stream, meter))
+            await worker._serve_connection(Counted(stream, meter))
 
         meter.start(listener.extra(SocketAttribute.local_port))
         await listener.serve(meet, tasks)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from runtime.access.gate import HOUR_S, PLACE_WAIT_S, Pass, Quotas
+from runtime.access.gate import HOUR_S, PLACE_WAIT_S, QuotaPlace, Quotas
 from runtime.access.keys import ANYONE, Key
 from tests.sessions.in_memory import on_virtual_time
 
@@ -43,7 +43,9 @@ class QuotaMachine(RuleBasedStateMachine):
         self.begun: list[tuple[str, float]] = []
 
     @rule(target=passes, name=st.sampled_from("ab"), at_once=LIMITS, an_hour=LIMITS)
-    def enter(self, name: str, at_once: int | None, an_hour: int | None) -> tuple[str, Pass] | None:
+    def enter(
+        self, name: str, at_once: int | None, an_hour: int | None
+    ) -> tuple[str, QuotaPlace] | None:
         """A session is asked for; the limits may have changed since the last."""
         principal = Key(name=name, scope="use", sessions_max=at_once, sessions_per_hour=an_hour)
         recent = sum(who == name and self.clock() - at < HOUR_S for who, at in self.begun)
@@ -60,7 +62,7 @@ class QuotaMachine(RuleBasedStateMachine):
         return name, entered
 
     @rule(taken=consumes(passes), twice=st.booleans())
-    def leave(self, taken: tuple[str, Pass] | None, twice: bool) -> None:
+    def leave(self, taken: tuple[str, QuotaPlace] | None, twice: bool) -> None:
         """A session ends."""
         if taken is not None:
             name, entered = taken

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.api.adapters import LocalClient
-from runtime.api.completions import FORMATS, Asked
-from runtime.api.transcriptions import PARTS_MAX, AskedText, read_form
+from runtime.api.completions import FORMATS, CompletionRequest
+from runtime.api.transcriptions import PARTS_MAX, UploadRequest, read_form
 from runtime.net.connection import WebSocketClosed
 from runtime.net.http import CodedError
 
@@ -51,7 +51,7 @@ def test_any_other_body_is_refused(body: bytes, content_type: str) -> None:
     """A body ends the request's task."""
     for data in (body, form_of({"model": b"tiny", "file": body})[: len(body)]):
         with suppress(CodedError):
-            AskedText.of(content_type, data)
+            UploadRequest.of(content_type, data)
 
 
 def test_a_form_is_bounded() -> None:
@@ -97,7 +97,7 @@ def test_any_object_is_read_or_refused(body: dict[str, Any], messages: Any, form
         {"model": "a", "messages": [], **spoken},
     ):
         with suppress(CodedError):
-            Asked.of(asked)
+            CompletionRequest.of(asked)
 
 
 @pytest.mark.anyio

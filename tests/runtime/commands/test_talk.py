@@ -27,9 +27,9 @@ from runtime.commands.talk import printable
 from runtime.commands.talk_session import (
     ANSWER_WAIT_S,
     CLOSED_WAIT_S,
-    Happening,
     Plan,
     Tally,
+    TimedMessage,
     converse,
     cut_units,
 )
@@ -73,13 +73,13 @@ class Notes:
 
     def __init__(self) -> None:
         self.sent_at_s: list[float] = []
-        self.heard_of: list[Happening] = []
+        self.heard_of: list[TimedMessage] = []
 
     def sent(self, unit: int, at_s: float, *, has_sound: bool) -> None:
         self.sent_at_s.append(at_s)
 
-    def received(self, happening: Happening) -> None:
-        self.heard_of.append(happening)
+    def received(self, timed: TimedMessage) -> None:
+        self.heard_of.append(timed)
 
     def connects(self, change: Reconnecting | Reconnected, at_s: float) -> None:
         raise AssertionError(f"{change} at {at_s} s, in memory")

@@ -317,7 +317,7 @@ async def test_a_large_unit_does_not_wait_for_another_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each piece that the system took at once would wait for the next heartbeat."""
-    monkeypatch.setattr(link, "BEAT_S", 600.0)
+    monkeypatch.setattr(link, "HEARTBEAT_S", 600.0)
     async with linked(ScriptedBackend(script=quick)) as backend:
         session = await backend.open(OPENING, slot=0)
         with anyio.fail_after(20):

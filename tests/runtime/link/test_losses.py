@@ -39,13 +39,13 @@ OPENING = Opening(instructions="", voice=Voice(), config=DuplexConfig(), seed=7)
 UNIT = Unit(index=0, pcm=bytes(UNIT_BYTES))
 TOKEN = "a token of thirty-two characters"
 ENDLESS = Step(generate_s=600.0, steps=60_000)
-BEAT_S = 0.01
+HEARTBEAT_S = 0.01
 
 
 @pytest.fixture
 def fast_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heartbeats a hundred times as fast."""
-    monkeypatch.setattr(link, "BEAT_S", BEAT_S)
+    monkeypatch.setattr(link, "HEARTBEAT_S", HEARTBEAT_S)
 
 
 async def never(*_: object) -> None:
@@ -164,9 +164,9 @@ async def test_a_worker_that_reads_nothing_is_lost() -> None:
     async def talk(stream: ByteStream, _: Wire) -> None:
         outbox = messages.Outbox()
         while True:
-            outbox.put(messages.URGENT, ms.Sender().encode(ms.Beat()))
+            outbox.put(messages.URGENT, ms.Sender().encode(ms.Heartbeat()))
             await stream.send(b"".join(outbox.take()))
-            await anyio.sleep(BEAT_S)
+            await anyio.sleep(HEARTBEAT_S)
 
     async with fake_worker(talk) as backend:
         large = Opening(

@@ -39,9 +39,9 @@ from runtime.link.messages import (
     SETUP,
     Answer,
     Ask,
-    Beat,
     Cancel,
     Failed,
+    Heartbeat,
     LinkError,
     Message,
     Rebuild,
@@ -134,7 +134,7 @@ MESSAGES: tuple[Message, ...] = (
     Cancel(call=9, session=4),
     Failed(call=9, session=4, why="context_full", text="too long"),
     Speaks(speaks=False),
-    Beat(),
+    Heartbeat(),
 )
 
 

@@ -16,7 +16,13 @@ from hypothesis import strategies as st
 from protocol.values.effects import DetectSpeech
 from protocol.values.events import SpeechStarted
 from protocol.values.limits import NS_PER_S
-from runtime.media.speech_detector import FRAME_MS, EnergyJudge, Judge, SileroJudge, SpeechDetector
+from runtime.media.speech_detector import (
+    FRAME_MS,
+    EnergyClassifier,
+    FrameClassifier,
+    SileroClassifier,
+    SpeechDetector,
+)
 from tests.generated.clients import tape
 
 RATE_HZ: Final = 16_000
@@ -255,13 +261,14 @@ def coughs() -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("judge", "found"), [(EnergyJudge, ["began", "ended"]), (SileroJudge, list[str]())]
+    ("classifier", "found"),
+    [(EnergyClassifier, ["began", "ended"]), (SileroClassifier, list[str]())],
 )
 def test_a_trained_model_takes_no_cough_for_speech(
-    judge: Callable[[], Judge], found: list[str]
+    classifier: Callable[[], FrameClassifier], found: list[str]
 ) -> None:
     """A user with a cold could not hear an answer to its end."""
-    edges = Ear(SpeechDetector(judge)).hear(coughs())
+    edges = Ear(SpeechDetector(classifier)).hear(coughs())
     assert [kind for kind, _ in edges][: len(found) or None] == found
 
 
@@ -269,11 +276,11 @@ def test_a_trained_model_takes_no_cough_for_speech(
 def test_a_trained_model_hears_at_any_rate(rate_hz: int) -> None:
     """A telephone would never interrupt."""
     data = said(rate_hz)
-    whole = Ear(SpeechDetector(SileroJudge), rate_hz=rate_hz).hear(data)
+    whole = Ear(SpeechDetector(SileroClassifier), rate_hz=rate_hz).hear(data)
     assert [kind for kind, _ in whole][:2] == ["began", "ended"]
     energy = Ear(rate_hz=rate_hz).hear(data)
     assert abs(whole[0][1] - energy[0][1]) <= 400
-    ear, edges = Ear(SpeechDetector(SileroJudge), rate_hz=rate_hz), list[Edge]()
+    ear, edges = Ear(SpeechDetector(SileroClassifier), rate_hz=rate_hz), list[Edge]()
     for at in range(0, len(data), 2 * 333):
         edges += ear.hear(data[at : at + 2 * 333])
     assert edges == whole
@@ -281,8 +288,12 @@ def test_a_trained_model_hears_at_any_rate(rate_hz: int) -> None:
 
 def test_two_sessions_do_not_hear_each_other() -> None:
     """The trained model is one for all sessions: what it remembers is not."""
-    expected = Ear(SpeechDetector(SileroJudge)).hear(said())
-    one, other, edges = Ear(SpeechDetector(SileroJudge)), Ear(SpeechDetector(SileroJudge)), []
+    expected = Ear(SpeechDetector(SileroClassifier)).hear(said())
+    one, other, edges = (
+        Ear(SpeechDetector(SileroClassifier)),
+        Ear(SpeechDetector(SileroClassifier)),
+        [],
+    )
     data, noise = said(), coughs()
     for at in range(0, len(data), 2 * 800):
         edges += one.hear(data[at : at + 2 * 800])

@@ -184,7 +184,7 @@ async def test_no_slot_will_come(model: DuplexModel) -> None:
     workers = Workers((EngineBackend(model),))
     lease = workers.pool.lease()
     assert lease is not None
-    workers.pool.give_back(lease, condemned=True)
+    workers.pool.release(lease, condemned=True)
     async with Streaming(workers) as streaming:
         with pytest.raises(Refused) as refused:
             await anext(streaming.generate(given_chunks(EXAMPLE[0])))

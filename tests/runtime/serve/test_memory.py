@@ -20,8 +20,8 @@ from runtime.settings.settings import Settings
 
 FAULTS: Final = """
 import resource, sys
-from runtime.net.process import keep_what_is_freed
-print(keep_what_is_freed())
+from runtime.net.process import keep_freed_memory
+print(keep_freed_memory())
 def frames():
     buffers = [bytearray(120_000 + 16 * number) for number in range(200)]
     del buffers
@@ -100,7 +100,7 @@ def test_memory_is_given_back_while_other_threads_hang(monkeypatch: pytest.Monke
     async def body() -> None:
         given = trio.Event()
         loop = trio.lowlevel.current_trio_token()
-        monkeypatch.setattr(link, "give_back", lambda: loop.run_sync_soon(given.set))
+        monkeypatch.setattr(link, "trim_heap", lambda: loop.run_sync_soon(given.set))
         threads = trio.to_thread.current_default_thread_limiter()
         busy = [object() for _ in range(int(threads.available_tokens))]
         for borrower in busy:

@@ -100,7 +100,7 @@ async def test_a_lost_device_ends_the_process(
     monkeypatch: pytest.MonkeyPatch, workers: int, moment: str
 ) -> None:
     """It would try to load the model again for ever, in a process where no model can be loaded."""
-    for name in ("spare_what_stays", "find_what_was_spared"):  # a second in the tests' process
+    for name in ("freeze_gc", "unfreeze_gc"):  # a second in the tests' process
         monkeypatch.setattr(f"runtime.serve.serving.{name}", lambda: None)
     made: Iterator[Backend] = iter(
         [ScriptedBackend(lambda *_: Step(fault="gone"), slots=1) for _ in range(workers)]
@@ -210,10 +210,10 @@ def test_a_lost_device_is_told_where_no_other_worker_serves() -> None:
         workers = Workers([ScriptedBackend(slots=1), ScriptedBackend(slots=1)], load=load)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(workers.run, lambda: None, told.append)
-            workers.pool.give_back(lend(workers), condemned=True)
+            workers.pool.release(lend(workers), condemned=True)
             await anyio.sleep(REPLACE_WAIT_S + 1)
             assert (workers.statistics.failures > 0, told) == (True, [])
-            workers.pool.give_back(lend(workers), condemned=True)
+            workers.pool.release(lend(workers), condemned=True)
             await anyio.sleep(REPLACE_WAIT_S + 1)
             assert str(told[0]) == "gone for good"
             await anyio.sleep(400)

@@ -130,7 +130,7 @@ async def test_logs_are_stored_the_oldest_first_and_few_at_once(folder: Path) ->
     store = store_of(folder, Orderly)
     assert isinstance(store, Orderly)
     uploader = uploader_of(folder, store)
-    assert await uploader.look()
+    assert await uploader.upload_due()
     pairs = [set(store.came[at : at + 2]) for at in (0, 2, 4)]
     assert pairs == [{"e", "d"}, {"c", "b"}, {"a", "f"}]
     told = uploader.statistics
@@ -151,19 +151,19 @@ async def test_only_whole_logs_are_stored(folder: Path) -> None:
         path = Store(folder).path("open")
         open_log(recorder, path)
         os.utime(path, (NOW_S - HOUR_S,) * 2)
-        assert await uploader_of(folder, store).look()
+        assert await uploader_of(folder, store).upload_due()
         assert names(store) == {"whole", "killed"}
 
 
 async def test_nothing_is_stored_twice(folder: Path) -> None:
     """Each start of a server would send all its recordings again."""
     add(folder, "a")
-    assert await uploader_of(folder).look()
+    assert await uploader_of(folder).upload_due()
     (stored,) = store_of(folder).logs()
     add(folder, "b")
     again = uploader_of(folder)
-    assert await again.look()
-    assert await again.look()
+    assert await again.upload_due()
+    assert await again.upload_due()
     assert again.statistics.uploaded == 1
     assert stored in store_of(folder).logs()
 
@@ -173,12 +173,12 @@ async def test_a_log_that_changes_replaces_the_stored_one(folder: Path) -> None:
     path = folder / f"v1-realtime-audio{SUFFIX}"
     path.write_bytes((FOLDER / path.name).read_bytes())
     uploader = uploader_of(folder)
-    assert await uploader.look()
+    assert await uploader.upload_due()
     before_bytes = path.stat().st_size
     compact(path, folder.parent / "part")
     (folder.parent / "part").replace(path)
     assert path.stat().st_size < before_bytes
-    assert await uploader.look()
+    assert await uploader.upload_due()
     assert (folder.parent / "store" / path.name).read_bytes() == path.read_bytes()
 
 
@@ -188,18 +188,18 @@ async def test_a_failure_is_tried_again(folder: Path, caplog: pytest.LogCaptureF
     store = Unsteady.open((folder.parent / "store").as_uri())
     store.is_away = True
     uploader = uploader_of(folder, store)
-    assert not await uploader.look()
-    assert not await uploader.look()
+    assert not await uploader.upload_due()
+    assert not await uploader.upload_due()
     assert uploader.statistics.failures == 2
     assert "recordings are not stored now: file://" in caplog.text
     store.is_away = False
-    assert await uploader.look()
+    assert await uploader.upload_due()
     store.is_away = True
     add(folder, "b")
-    assert not await uploader.look()
+    assert not await uploader.upload_due()
     assert (uploader.statistics.waiting, uploader.statistics.failures) == (1, 3)
     store.is_away = False
-    assert await uploader.look()
+    assert await uploader.upload_due()
     assert (uploader.statistics.waiting, uploader.statistics.uploaded) == (0, 2)
     assert names(store) == {"a", "b"}
 
@@ -211,8 +211,8 @@ async def test_a_log_that_always_fails_holds_no_other_up(folder: Path) -> None:
         add(folder, name)
     store = store_of(folder, Choosy)
     uploader = uploader_of(folder, store)
-    assert not await uploader.look()
-    assert not await uploader.look()
+    assert not await uploader.upload_due()
+    assert not await uploader.upload_due()
     assert names(store) == {"a", "b", "c"}
     assert uploader.statistics.waiting == 1
 
@@ -231,9 +231,9 @@ async def test_a_damaged_copy_is_stored_again(folder: Path) -> None:
     path = add(folder, "a")
     store = store_of(folder, Damaging)
     uploader = uploader_of(folder, store)
-    assert not await uploader.look()
+    assert not await uploader.upload_due()
     assert uploader.statistics.uploaded == 0
-    assert await uploader.look()
+    assert await uploader.upload_due()
     assert (folder.parent / "store" / path.name).read_bytes() == path.read_bytes()
 
 
@@ -244,7 +244,7 @@ async def test_a_log_that_is_removed_before_its_upload_is_no_failure(folder: Pat
     assert isinstance(store, Slow)
     uploader = uploader_of(folder, store)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(uploader.look)
+        tasks.start_soon(uploader.upload_due)
         await anyio.to_thread.run_sync(store.has_begun.wait)
         path.unlink()
         store.may_go_on.set()
@@ -281,12 +281,12 @@ async def test_retention_waits_for_the_store(folder: Path) -> None:
     store = store_of(folder, Choosy)
     uploader, local = uploader_of(folder, store), Store(folder)
     retainer = retainer_of(folder, uploader)
-    await retainer.look()
+    await retainer.prune()
     assert names(local) == {"a", "b"}
     add(folder, "poison", 3 * HOUR_S)
     for _ in range(2):
-        await uploader.look()
-    await retainer.look()
+        await uploader.upload_due()
+    await retainer.prune()
     assert names(local) == {"poison"}
     assert retainer.statistics.removed == {"age": 2}
     assert marks.read_text() == "kept"
@@ -301,12 +301,12 @@ async def test_retention_leaves_alone_what_is_being_stored(folder: Path) -> None
     uploader = uploader_of(folder, store)
     uploader._stored = {}
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(uploader.look)
+        tasks.start_soon(uploader.upload_due)
         await anyio.to_thread.run_sync(store.has_begun.wait)
-        await retainer_of(folder, uploader).look()
+        await retainer_of(folder, uploader).prune()
         assert names(Store(folder)) == {"a"}
         store.may_go_on.set()
-    await retainer_of(folder, uploader).look()
+    await retainer_of(folder, uploader).prune()
     assert names(Store(folder)) == set()
 
 
@@ -315,9 +315,9 @@ async def test_a_store_that_is_away_lets_nothing_be_removed(folder: Path) -> Non
     add(folder, "a")
     store = Unsteady.open((folder.parent / "store").as_uri())
     uploader = uploader_of(folder, store)
-    assert await uploader.look()
+    assert await uploader.upload_due()
     store.is_away = True
-    await retainer_of(folder, uploader).look()
+    await retainer_of(folder, uploader).prune()
     assert names(Store(folder)) == {"a"}
 
 
@@ -325,18 +325,18 @@ async def test_a_server_that_was_killed_before_it_removed_verifies_first(folder:
     """A copy that nobody read back, or that was damaged since, would replace the recording."""
     add(folder, "good", 2 * HOUR_S)
     bad, lost = add(folder, "bad"), add(folder, "lost")
-    assert await uploader_of(folder).look()  # then it was killed
+    assert await uploader_of(folder).upload_due()  # then it was killed
     there = folder.parent / "store"
     (there / bad.name).write_bytes(bytes(bad.stat().st_size))
     uploader, local = uploader_of(folder), Store(folder)
     retainer = retainer_of(folder, uploader)
-    assert await uploader.look()
+    assert await uploader.upload_due()
     (there / lost.name).unlink()
-    await retainer.look()
+    await retainer.prune()
     assert names(local) == {"bad", "lost"}
-    assert await uploader.look()
+    assert await uploader.upload_due()
     assert (there / bad.name).read_bytes() == bad.read_bytes()
-    await retainer.look()
+    await retainer.prune()
     assert names(local) == set()
     assert names(store_of(folder)) == {"good", "bad", "lost"}
 

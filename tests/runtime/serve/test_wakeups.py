@@ -47,7 +47,7 @@ async def test_a_piece_of_sound_is_stepped_by_the_task_that_reads_it(
     monkeypatch: pytest.MonkeyPatch, recorded: bool, tmp_path: Path
 ) -> None:
     """A telephone's fifty pieces a second take as long as fifty seconds of a browser."""
-    for name in ("spare_what_stays", "find_what_was_spared"):  # a second in the tests' process
+    for name in ("freeze_gc", "unfreeze_gc"):  # a second in the tests' process
         monkeypatch.setattr(f"runtime.serve.serving.{name}", lambda: None)
     bound: list[Address] = []
     ready = anyio.Event()

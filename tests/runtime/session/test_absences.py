@@ -13,7 +13,7 @@ from runtime.model.backends.scripted import ScriptedBackend
 from runtime.net.websocket import MESSAGES_A_READ
 from runtime.session import journal, peer
 from runtime.session.driver import ERROR_PAUSE_S, Driver
-from runtime.session.peer import Ended, EndedSessions, Tokens
+from runtime.session.peer import EndedSession, EndedSessions, Tokens
 from runtime.session.server import Server
 from tests.sessions.in_memory import (
     Peer,
@@ -188,9 +188,9 @@ def test_while_clients_wait_a_party_keeps_one_slot_for_its_absences(tmp_path: Pa
     on_virtual_time(body)
 
 
-def ended_of(number: int, party: str) -> Ended:
+def ended_of(number: int, party: str) -> EndedSession:
     """A session that is over."""
-    return Ended(
+    return EndedSession(
         recording_id=f"rec-{number}",
         mode="audio",
         owner="",

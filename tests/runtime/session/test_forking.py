@@ -12,7 +12,7 @@ import pytest
 from recorder.storage.store import Store
 from runtime.session import journal
 from runtime.session.forking import AT_ONCE, WAITING_MAX, ForkQueue, ForkRefused
-from runtime.session.setup import Arrival
+from runtime.session.setup import SessionSpec
 from tests.golden.forking import APPEND, begin, log_of
 from tests.golden.openai import LOUD, say, speak
 from tests.sessions.in_memory import Peer, on_virtual_time, world
@@ -35,7 +35,7 @@ def test_forks_that_wait_to_be_written_are_bounded(
             parent = log_of(server, await begin(server, model="scripted"), 0)
             monkeypatch.setattr(journal, "in_thread", slowly)
 
-            arrival = Arrival(mode="audio", endpoint="live", parent=parent)
+            arrival = SessionSpec(mode="audio", endpoint="live", parent=parent)
 
             async def fork() -> None:
                 peer = Peer("audio")
@@ -98,7 +98,7 @@ def test_what_the_forks_of_a_party_copy_is_bounded(
             forks.copied("10.0.0.1", bytes_max + 1)
             monkeypatch.setattr(forks, "copied", lambda *fork: copied.append(fork))
             for address in ("10.0.0.1", "10.0.0.2"):
-                arrival = Arrival(mode="audio", endpoint="live", parent=parent, address=address)
+                arrival = SessionSpec(mode="audio", endpoint="live", parent=parent, address=address)
                 peer = Peer("audio")
                 peer.vanish()
                 try:
@@ -145,7 +145,7 @@ def test_a_fork_that_is_cut_off_while_it_is_written_leaves_no_log(
     async def body() -> None:
         async with world(record_to=tmp_path) as server:
             parent = log_of(server, await begin(server, model="scripted"), 0)
-            arrival = Arrival(mode="audio", endpoint="live", parent=parent)
+            arrival = SessionSpec(mode="audio", endpoint="live", parent=parent)
 
             async with anyio.create_task_group() as tasks:
 

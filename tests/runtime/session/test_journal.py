@@ -295,7 +295,7 @@ def test_a_log_that_nobody_wants_is_waited_for_once() -> None:
         def discard(self) -> None:
             pass
 
-        async def gone(self) -> None:
+        async def wait_removed(self) -> None:
             await anyio.sleep_forever()
 
     async def body() -> None:

@@ -150,7 +150,7 @@ class Desk:
     def post(self, event: ev.Event) -> None:
         self.posted.append(event)
 
-    bring = post
+    step_or_post = post
 
     def take(self) -> list[str]:
         """What was posted since the last time, by name."""

@@ -73,7 +73,7 @@ async def test_a_second_of_a_session_is_one_block(
     policy = RecorderPolicy(durability=durability)
     with Recorder(policy, disk=disk, clock=lambda: now_s, inline=True) as recorder:
         sessions = talkers(recorder, SESSIONS)
-        handed_over = recorder._shared.called_up = HandOvers()
+        handed_over = recorder._shared.ready_logs = HandOvers()
 
         async def second(number: int) -> None:
             nonlocal now_s
@@ -113,7 +113,7 @@ async def test_a_second_in_pieces_is_one_block(coding: Coding, records: int) -> 
     last = attrs.evolve(UNITS[0], frame=frames.pop())
     with Recorder(disk=disk, clock=lambda: now_s, inline=True) as recorder:
         sessions = talkers(recorder, SESSIONS, coding)
-        handed_over = recorder._shared.called_up = HandOvers()
+        handed_over = recorder._shared.ready_logs = HandOvers()
 
         async def second(number: int) -> None:
             nonlocal now_s
@@ -174,7 +174,7 @@ async def test_a_unit_wakes_the_thread_once_and_the_loop_once(
         (talker,) = talkers(recorder, 1)
         await talker.unit(UNITS[0])
         shared, run = recorder._shared, Loop._run
-        bell = shared.bell
+        bell = shared.wakeup_lock
 
         class Bell:
             """Counts how often the thread is woken."""
@@ -192,7 +192,7 @@ async def test_a_unit_wakes_the_thread_once_and_the_loop_once(
             loop_wakes += 1
             run(loop)
 
-        monkeypatch.setattr(shared, "bell", Bell())
+        monkeypatch.setattr(shared, "wakeup_lock", Bell())
         monkeypatch.setattr(Loop, "_run", ran)
         with anyio.fail_after(20):
             for number in range(SECONDS):

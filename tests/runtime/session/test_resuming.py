@@ -14,7 +14,7 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values.errors import CLOSE_INTERNAL_ERROR, CLOSE_NORMAL, CLOSE_TRY_LATER
 from protocol.values.limits import REBUILD_WAIT_S
-from protocol.values.messages import ComeBack
+from protocol.values.messages import ResumeRequest
 from protocol.wire.dialects.shared import RESUMABLE, RESUME
 from recorder.format.mapping import event_of
 from recorder.read.reader import LogReader, read
@@ -24,7 +24,7 @@ from runtime.client.resuming import PASSING_CLOSE_CODES
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.session import journal
 from runtime.session.journal import Journal
-from runtime.session.peer import AttachedClient, Ended, Tokens, hash_of
+from runtime.session.peer import AttachedClient, EndedSession, Tokens, hash_of
 from tests.sessions.in_memory import Peer, append_frame, close_frame, on_virtual_time, world
 
 
@@ -579,7 +579,7 @@ def test_a_session_that_broke_is_over_for_a_client_that_comes_late() -> None:
     """A client came back to a session that its model had ended, again and again."""
 
     async def body() -> None:
-        ended = Ended(
+        ended = EndedSession(
             recording_id="rec-1",
             mode="chat",
             owner="",
@@ -592,7 +592,7 @@ def test_a_session_that_broke_is_over_for_a_client_that_comes_late() -> None:
             ended_ns=0,
         )
         peer = Peer("chat")
-        await ended.send_rest(peer.server_end, ComeBack(token="right", last_seq=0), stall_s=10)
+        await ended.send_rest(peer.server_end, ResumeRequest(token="right", last_seq=0), stall_s=10)
         assert peer.kinds == ["session.resumable"]
         assert peer.closed == (CLOSE_NORMAL, "backend_error")
         assert CLOSE_NORMAL not in PASSING_CLOSE_CODES

@@ -19,7 +19,7 @@ from protocol.values.model import UNIT_SAMPLES, Unit
 from recorder.format.format import SUFFIX
 from recorder.read.reader import read
 from replay.rerun.logic import replay
-from runtime.media.speech_detector import EnergyJudge, SpeechDetector
+from runtime.media.speech_detector import EnergyClassifier, SpeechDetector
 from runtime.model.backends.scripted import ScriptedBackend
 from runtime.model.backends.scripted_chat import Transcribed
 from runtime.session import driver
@@ -51,7 +51,7 @@ class Inbox:
     def post(self, event: ev.Event) -> None:
         self.events.append(event)
 
-    bring = post
+    step_or_post = post
 
     def past(self) -> Any:
         raise AssertionError("a writer needs no past")
@@ -198,10 +198,10 @@ def test_a_model_that_does_not_transcribe_is_refused() -> None:
         Transcriber(backend)
 
 
-# -- a detector that judges in a thread ------------------------------------------------------------
+# -- a detector that works in a thread -------------------------------------------------------------
 
 
-class Slow(EnergyJudge):
+class Slow(EnergyClassifier):
     """Judges in a thread, as a trained detector does."""
 
     is_slow = True
@@ -216,15 +216,15 @@ async def after_a_while(work: Callable[[], Any]) -> Any:
 Script = Callable[[Peer], Awaitable[None]]
 
 
-def answers(script: Script, judge: type[EnergyJudge], mode: Mode, folder: Path) -> list[Any]:
+def answers(script: Script, kind: type[EnergyClassifier], mode: Mode, folder: Path) -> list[Any]:
     """Run a client of OpenAI's protocol; returns what it is sent."""
     found: list[Any] = []
     folder.mkdir()
 
     async def body() -> None:
         backend = ScriptedBackend(brief)
-        async with world(backend, record_to=folder, judge=after_a_while) as server:
-            server.server._speech_input = SpeechInput(judge)
+        async with world(backend, record_to=folder, classify=after_a_while) as server:
+            server.server._speech_input = SpeechInput(kind)
             peer = server.connect(mode, endpoint="openai", label="scripted")
             await peer.heard("session.created")
             await script(peer)
@@ -274,18 +274,18 @@ async def speaks_in_pieces(peer: Peer) -> None:
 )
 def test_a_session_waits_for_a_slow_detector(script: Script, mode: Mode, tmp_path: Path) -> None:
     """Utterances would be empty, responses cancelled, and the detector begin again amid speech."""
-    expected = answers(script, EnergyJudge, mode, tmp_path / "quick")
+    expected = answers(script, EnergyClassifier, mode, tmp_path / "quick")
     assert answers(script, Slow, mode, tmp_path / "slow") == expected
 
 
 @attrs.define
 class Held:
-    """A judge that answers when it may."""
+    """A classifier that answers when it may."""
 
     is_asked: anyio.Event = attrs.Factory(anyio.Event)
     may_answer: anyio.Event = attrs.Factory(anyio.Event)
 
-    async def judge(self, work: Callable[[], Any]) -> Any:
+    async def classify(self, work: Callable[[], Any]) -> Any:
         self.is_asked.set()
         await self.may_answer.wait()
         return work()
@@ -297,7 +297,7 @@ def test_what_waits_for_a_detector_is_bounded(monkeypatch: pytest.MonkeyPatch) -
 
     async def body() -> None:
         held = Held()
-        async with world(judge=held.judge) as server:
+        async with world(classify=held.classify) as server:
             server.server._speech_input = SpeechInput(Slow)
             peer = server.connect("audio", endpoint="openai", label="scripted")
             await peer.heard("session.created")
@@ -322,12 +322,12 @@ def test_sounds_of_one_step_are_judged_in_order() -> None:
     judged: list[int] = []
 
     class Notes(Slow):
-        def judge(self, effect: ef.DetectSpeech) -> list[bool]:
+        def classify(self, effect: ef.DetectSpeech) -> list[bool]:
             judged.append(effect.at)
-            return super().judge(effect)
+            return super().classify(effect)
 
     async def body() -> None:
-        async with world(judge=after_a_while) as server:
+        async with world(classify=after_a_while) as server:
             server.server._speech_input = SpeechInput(Notes)
             peer = server.connect("audio", endpoint="openai", label="scripted")
             await peer.heard("session.created")
@@ -358,7 +358,7 @@ def test_speech_of_the_last_sound_is_found_before_the_end(
 
     async def body() -> None:
         held = Held()
-        async with world(record_to=tmp_path, judge=held.judge, resumable=True) as server:
+        async with world(record_to=tmp_path, classify=held.classify, resumable=True) as server:
             server.server._speech_input = SpeechInput(Slow)
             peer = server.connect(
                 "audio", endpoint="openai", label="scripted", resumable=is_resumable
@@ -386,14 +386,14 @@ def test_sessions_share_a_thread_and_nothing_else() -> None:
     threads, found = set[int](), dict[int, list[int]]()
 
     class Counts(Slow):
-        def judge(self, effect: ef.DetectSpeech) -> list[bool]:
+        def classify(self, effect: ef.DetectSpeech) -> list[bool]:
             threads.add(threading.get_ident())
             if effect.rate_hz == 8000:
                 raise ZeroDivisionError
-            return super().judge(effect)
+            return super().classify(effect)
 
     async def session(speech_input: SpeechInput, number: int) -> None:
-        detector = SpeechDetector(speech_input.make_judge)
+        detector = SpeechDetector(speech_input.make_classifier)
         sound = bytes(4800 * number) + UTTERANCE
         effect = ef.DetectSpeech(
             at=0, rate_hz=24_000, data=sound, threshold=0.5, silence_ms=500, is_speech=False

@@ -35,7 +35,7 @@ class Inbox:
     def now_ns(self) -> int:
         return round((anyio.current_time() - self._start) * S)
 
-    def bring(self, event: ev.Event) -> None:
+    def step_or_post(self, event: ev.Event) -> None:
         assert isinstance(event, ev.TimerFired)
         self.fired.append((event.at_ns // S, event.generation))
 

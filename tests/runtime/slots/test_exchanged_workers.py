@@ -180,13 +180,13 @@ def test_a_drained_worker_leaves_when_its_sessions_left() -> None:
         yard, told = Yard(), []
         async with yard.workers(*(ScriptedBackend(slots=1) for _ in range(2))) as workers:
             lease = lend(workers)
-            workers.hold(lease, lambda: told.append("go"))
+            workers.watch_lease(lease, lambda: told.append("go"))
             for _ in range(2):
                 workers.drain(0)
             await anyio.sleep(100)
             assert (told, states(workers)) == (["go"], {0: "draining", 1: "serving"})
-            workers.let_go(lease)
-            workers.pool.give_back(lease)
+            workers.unwatch_lease(lease)
+            workers.pool.release(lease)
             await anyio.wait_all_tasks_blocked()
             assert states(workers) == {1: "serving"}
             assert yard.shed.times == []

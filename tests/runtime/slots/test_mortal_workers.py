@@ -35,7 +35,7 @@ def test_a_worker_that_dies_unused_is_replaced() -> None:
                 replaced = workers.backend_of(lease)
                 assert isinstance(replaced, MortalBackend)
                 assert replaced is not backend
-                workers.pool.give_back(lease)
+                workers.pool.release(lease)
                 backend = replaced
             assert (shed.changed, workers.statistics.condemned) == (3, 0)
 

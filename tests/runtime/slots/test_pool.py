@@ -40,7 +40,7 @@ def test_lends_a_returned_slot_under_a_new_generation() -> None:
     """A late message about the old lease would be taken for one about the new."""
     pool = Pool(1)
     first = lend(pool)
-    pool.give_back(first)
+    pool.release(first)
     second = pool.lease()
     assert second == Lease(slot=0, generation=2)
     assert pool.leases == (second,)
@@ -49,7 +49,7 @@ def test_lends_a_returned_slot_under_a_new_generation() -> None:
 def test_never_gives_two_workers_a_number_or_two_leases_a_generation() -> None:
     """A late result of a worker that was replaced would reach the session on the new one."""
     pool = Pool(1)
-    pool.give_back(lend(pool), condemned=True)
+    pool.release(lend(pool), condemned=True)
     pool.remove(0)
     assert pool.add(1) == 1
     assert pool.lease() == Lease(slot=0, generation=2, worker=1)
@@ -59,12 +59,12 @@ def test_refuses_a_second_return() -> None:
     """A slot given back twice would be lent to two sessions (B5)."""
     pool = Pool(1)
     lease = lend(pool)
-    pool.give_back(lease)
+    pool.release(lease)
     with pytest.raises(LocalProtocolError, match="slot 0 is not leased as generation 1"):
-        pool.give_back(lease)
+        pool.release(lease)
     pool.lease()
     with pytest.raises(LocalProtocolError, match="slot 0 is not leased as generation 1"):
-        pool.give_back(lease)
+        pool.release(lease)
 
 
 @pytest.mark.parametrize("mixed_up", [{"slot": 1}, {"worker": 1}, {"generation": 2}])
@@ -73,7 +73,7 @@ def test_refuses_a_lease_that_is_mixed_up(mixed_up: dict[str, int]) -> None:
     pool = Pool(2, 1)
     pool.lease()
     with pytest.raises(LocalProtocolError, match="is not leased"):
-        pool.give_back(Lease(**{"slot": 0, "generation": 1, "worker": 0} | mixed_up))
+        pool.release(Lease(**{"slot": 0, "generation": 1, "worker": 0} | mixed_up))
 
 
 def test_condemns_a_worker_with_all_its_slots() -> None:
@@ -81,12 +81,12 @@ def test_condemns_a_worker_with_all_its_slots() -> None:
     pool = Pool(3, 1)
     hung, other = lend(pool), lend(pool)
     assert (hung.worker, other.worker) == (0, 0)
-    pool.give_back(hung, condemned=True)
+    pool.release(hung, condemned=True)
     assert pool.is_condemned(0)
     assert pool.counts == PoolCounts(slots=4, free=1, leased=0, condemned=3)
     assert lend(pool).worker == 1
     assert pool.lease() is None
-    pool.give_back(other)
+    pool.release(other)
     assert pool.counts == PoolCounts(slots=4, free=0, leased=1, condemned=3)
     assert pool.lease() is None
 
@@ -95,13 +95,13 @@ def test_a_removed_worker_counts_no_more_and_its_last_lease_comes_back() -> None
     """A session that outlives its worker's replacement would break as it ends."""
     pool = Pool(2)
     hung, other = lend(pool), lend(pool)
-    pool.give_back(hung, condemned=True)
+    pool.release(hung, condemned=True)
     pool.remove(0)
     pool.add(1)
     assert pool.counts == PoolCounts(slots=1, free=1, leased=0, condemned=0)
     assert pool.leases == (other,)
     assert (pool.leases_of(0), pool.leases_of(1)) == (1, 0)
-    pool.give_back(other)
+    pool.release(other)
     assert pool.counts.free == 1
     assert pool.leases_of(0) == 0
     with pytest.raises(LocalProtocolError, match="no worker 0"):
@@ -113,11 +113,11 @@ def test_tells_of_each_slot_that_is_withheld() -> None:
     told: list[int] = []
     pool = Pool(3, on_withheld=lambda: told.append(pool.leases_of(0)))
     sound, hung, other = lend(pool), lend(pool), lend(pool)
-    pool.give_back(sound)
+    pool.release(sound)
     assert told == []
-    pool.give_back(hung, condemned=True)
+    pool.release(hung, condemned=True)
     pool.remove(0)
-    pool.give_back(other)
+    pool.release(other)
     assert told == [1, 0]
 
 

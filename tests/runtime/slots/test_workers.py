@@ -82,7 +82,7 @@ def lend(workers: Workers) -> Lease:
 
 def condemn(workers: Workers) -> None:
     """Have a call hang on the next slot."""
-    workers.pool.give_back(lend(workers), condemned=True)
+    workers.pool.release(lend(workers), condemned=True)
 
 
 # -- interchangeable ------------------------------------------------------------------------------
@@ -182,18 +182,18 @@ def test_waits_for_those_who_are_on_it_but_not_for_ever() -> None:
             other, third = lend(workers), lend(workers)
             condemn(workers)
             await anyio.sleep(10)
-            workers.pool.give_back(other)
+            workers.pool.release(other)
             assert shed.times == []
             await anyio.sleep(REPLACE_WAIT_S)
             assert shed.times == [REPLACE_WAIT_S]
             assert workers.backend_of(third) is not workers.backend_of(lend(workers))
-            workers.pool.give_back(third)
+            workers.pool.release(third)
 
             shed.times.clear()
             fourth = lend(workers)
             condemn(workers)
             await anyio.sleep(5)
-            workers.pool.give_back(fourth, condemned=True)
+            workers.pool.release(fourth, condemned=True)
             await anyio.sleep(2)
             assert len(shed.times) == 0, "its other lease is out"
 
@@ -209,7 +209,7 @@ def test_loads_as_soon_as_nobody_is_on_it() -> None:
             other = lend(workers)
             condemn(workers)
             await anyio.sleep(3)
-            workers.pool.give_back(other)
+            workers.pool.release(other)
             await anyio.sleep(0.1)
             assert shed.times == [3]
             assert workers.pool.counts.free == 2
@@ -272,7 +272,7 @@ def test_is_not_counted_on_for_ever() -> None:
             await anyio.sleep(200)
             assert lend(workers).worker == 1
             await anyio.sleep(STEADY_S)
-            workers.pool.give_back(workers.pool.leases[0], condemned=True)
+            workers.pool.release(workers.pool.leases[0], condemned=True)
             assert workers.more_to_come
 
     on_virtual_time(body)
@@ -380,7 +380,7 @@ def test_nothing_is_kept_of_a_backend_that_was_given_up() -> None:
             await anyio.sleep(REPLACE_WAIT_S + 1)
             gc.collect()
             assert seen() is not None, "a session is on it"
-            workers.pool.give_back(other)
+            workers.pool.release(other)
             await anyio.sleep(0.1)
             gc.collect()
             assert seen() is None
@@ -410,7 +410,7 @@ def test_a_backend_is_told_once_that_it_is_given_up(
             condemn(workers)
             await anyio.sleep(4)
             assert told == []
-            workers.pool.give_back(other)
+            workers.pool.release(other)
             await anyio.sleep(CLOSE_WAIT_S + 1)
             assert told == [4]
             assert shed.times == [4 + CLOSE_WAIT_S if way == "hangs" else 4]

@@ -25,7 +25,7 @@ from runtime.net.limits import Counters
 from runtime.slots.workers import PoolCounts, WorkersStatistics
 from runtime.telemetry import catalogue, metrics
 from runtime.telemetry.meters import DEADLINE_NS, Backlog, Instruments, ModeInstruments
-from runtime.telemetry.metrics import Counted, Metrics
+from runtime.telemetry.metrics import InstrumentCollector, Metrics
 from runtime.telemetry.watching import ServerStatus, SessionStatus
 from tests.sessions.telemetry import Figures
 
@@ -188,7 +188,9 @@ def test_a_histogram_holds_what_was_observed(values: list[float]) -> None:
     made = Instruments()
     for value in values:
         ModeInstruments(made, "transcription").observe({metric: value})
-    family = next(one for one in Counted(made, Backlog()).collect() if one.name == metric.name)
+    family = next(
+        one for one in InstrumentCollector(made, Backlog()).collect() if one.name == metric.name
+    )
     samples = {(one.name, one.labels.get("le")): one.value for one in family.samples}
     for bound in metric.buckets:
         found = next(le for _, le in samples if le not in (None, "+Inf") and float(le) == bound)

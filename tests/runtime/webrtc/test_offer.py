@@ -14,7 +14,7 @@ pytest.importorskip("aiortc")
 from aiortc import RTCConfiguration, RTCPeerConnection
 from aiortc.rtcrtpreceiver import RTCRtpReceiver
 
-from runtime.webrtc.call import BURST, CALL, Arrivals, Call, CallLoop
+from runtime.webrtc.call import BURST, CALL, Call, CallLoop, DatagramLimiter
 from runtime.webrtc.door import Door
 from runtime.webrtc.offer import OFFER_BYTES_MAX, Offer, OfferError, read_offer
 
@@ -113,18 +113,18 @@ def test_an_offer_without_a_direction_is_one_of_both() -> None:
 
 def test_a_flood_of_datagrams_is_dropped() -> None:
     """Anyone may send to a port, and the library keeps what comes before a call is connected."""
-    arrivals = Arrivals()
-    taken = sum(arrivals.takes(bytes(20)) for _ in range(10 * BURST))
+    limiter = DatagramLimiter()
+    taken = sum(limiter.accepts(bytes(20)) for _ in range(10 * BURST))
     assert BURST <= taken < 2 * BURST
 
 
 def test_ever_new_streams_are_dropped() -> None:
     """The library keeps each, and looks through all for every packet."""
-    arrivals = Arrivals()
+    limiter = DatagramLimiter()
     sound = [b"\x80\x60" + bytes(6) + number.to_bytes(4, "big") for number in range(100)]
-    assert [arrivals.takes(packet) for packet in sound] == [True] * 8 + [False] * 92
-    assert arrivals.takes(sound[0])
-    assert not arrivals.takes(b"\x80\xc8" + bytes(2) + b"new!" + bytes(4)), "a report"
+    assert [limiter.accepts(packet) for packet in sound] == [True] * 8 + [False] * 92
+    assert limiter.accepts(sound[0])
+    assert not limiter.accepts(b"\x80\xc8" + bytes(2) + b"new!" + bytes(4)), "a report"
 
 
 def test_calls_take_ports_of_their_range() -> None:
@@ -132,7 +132,7 @@ def test_calls_take_ports_of_their_range() -> None:
     ports = range(41_200, 41_210)
 
     async def offer_of_a_call() -> str:
-        CALL.set(Arrivals())
+        CALL.set(DatagramLimiter())
         return await _offer()
 
     with asyncio.Runner(loop_factory=lambda: CallLoop(ports)) as runner:
