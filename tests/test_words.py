@@ -370,7 +370,8 @@ def counts(source: str) -> Iterator[str]:
             if isinstance(number, ast.FormattedValue) and isinstance(after, ast.Constant):
                 name = ast.unparse(number.value)
                 found = re.match(r" ((?:new |more )?[a-z]+s)\b", str(after.value))
-                if found and not name.rpartition(".")[2].isupper():
+                is_number = not name.rpartition(".")[2].isupper() and name != "antiphon"
+                if found and is_number:
                     yield f"{{{name}}} {found[1]}"
 
 

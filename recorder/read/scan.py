@@ -329,4 +329,4 @@ class Scanner:
         missing = header.first_seq - first_seq
         if missing == 0 or (header.has_head_copy and header.first_seq == 1):
             return
-        yield Damage(offset, 0, "gap", f"missing records: {missing}", first_seq, missing)
+        yield Damage(offset, 0, "gap", f"{missing} records are missing", first_seq, missing)
