@@ -23,7 +23,7 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (225, 1),
     "protocol": (13_299, 47),
     "recorder": (4_232, 20),
-    "runtime": (22_942, 110),
+    "runtime": (22_950, 110),
     "runtime/model": (9_898, 46),
     "replay": (10_540, 47),
 }
