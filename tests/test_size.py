@@ -22,10 +22,10 @@ ROOT: Final = Path(__file__).parents[1]
 SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (225, 1),
     "protocol": (13_299, 47),
-    "recorder": (4_232, 20),
-    "runtime": (22_942, 110),
-    "runtime/model": (9_898, 46),
-    "replay": (10_540, 47),
+    "recorder": (4_239, 20),
+    "runtime": (22_963, 110),
+    "runtime/model": (9_899, 46),
+    "replay": (10_557, 47),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
 ANCESTORS_MAX: Final = 3
