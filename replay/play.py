@@ -126,7 +126,7 @@ def steps(items: Iterable[Record | Damage], wire: Wire) -> Iterator[ScriptStep]:
     at_ns = 0
     for item in items:
         if isinstance(item, Damage):
-            raise ScriptError(f"the log is damaged: {item.reason}, {item.detail}")
+            raise ScriptError(f"the log is {item}")
         at_ns = max(at_ns, item.at_ns)
         step = _step(item, wire)
         if step is not None:
@@ -518,7 +518,8 @@ async def _run(options: PlayOptions, settings: Settings, notify: Notify) -> int:
         await serve(server, settings, partial(_notify_bound, notify, address_of(options.opened)))
     except OSError as error:
         address = f"{settings.host} port {settings.port}"
-        text = f"cannot listen on {address}: {error.strerror or error}"
+        why = f"{error.strerror or error}; give another --port or --host"
+        text = f"cannot listen on {address}: {why}"
         raise click.ClickException(text) from error
     return server.differences
 

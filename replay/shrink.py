@@ -361,7 +361,7 @@ def _records(head: Fields, records: Iterable[Record], change: Change) -> Iterato
 def _sound(items: Iterable[Record | Damage]) -> Iterator[Record]:
     for item in items:
         if isinstance(item, Damage):
-            raise RegenerationError(f"the log is damaged at byte {item.offset}: {item.detail}")
+            raise RegenerationError(f"the log is {item}")
         yield item
 
 

@@ -21,11 +21,11 @@ from tests.project.syntax import nodes_of
 ROOT: Final = Path(__file__).parents[1]
 SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (225, 1),
-    "protocol": (13_299, 47),
-    "recorder": (4_232, 20),
-    "runtime": (22_966, 110),
-    "runtime/model": (9_898, 46),
-    "replay": (10_542, 47),
+    "protocol": (13_298, 47),
+    "recorder": (4_239, 20),
+    "runtime": (22_987, 110),
+    "runtime/model": (9_893, 46),
+    "replay": (10_560, 47),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
 ANCESTORS_MAX: Final = 3

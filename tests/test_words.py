@@ -352,7 +352,7 @@ MANY: Final[Mapping[str, str]] = {
 UNITS: Final = frozenset({"bytes", "ms", "times", "megapixels"})
 VERBS: Final = frozenset(
     ("does", "exists", "gives", "has", "holds", "is", "leaves", "runs", "says", "serves", "stands")
-) | {"this", "was"}
+) | {"this", "undoes", "was"}
 
 
 def counts(source: str) -> Iterator[str]:

@@ -57,8 +57,6 @@ JSON_DEPTH_MAX: Final = 32
 """The deepest message of any source nests 5 levels; a bomb nests thousands."""
 REASON_CHARS_MAX: Final = 64
 """A client's own close reason is sent back to it, and is bounded for that."""
-CLOSE_REASON_BYTES_MAX: Final = 123
-"""RFC 6455, 5.5: a control frame carries 125 bytes, two of them the code."""
 INSTRUCTIONS_CHARS_MAX: Final = 32_768
 """More characters than tokens that any context of 8192 could hold."""
 INPUT_ID_CHARS_MAX: Final = 64

@@ -401,7 +401,7 @@ def read(path: Path, *, on_damage: OnDamage | None = None) -> Iterator[Record]:
             elif on_damage is not None:
                 on_damage(item)
             else:
-                raise LogDamaged(f"{path.name} at {item.offset}: {item.reason}, {item.detail}")
+                raise LogDamaged(f"{path.name} is {item}")
 
 
 @attrs.frozen
@@ -707,7 +707,7 @@ def end_of(path: Path) -> LogEnd:
     with closing(scan.FileSource(path)) as source:
         for item in scan.Scanner(source):
             if isinstance(item, scan.Damage):
-                raise LogDamaged(f"{path.name} at {item.offset}: {item.reason}, {item.detail}")
+                raise LogDamaged(f"{path.name} is {item}")
             chain.counts.update(parse(*parts).record.kind for parts in item.own_parts())
             chain.follow(item.header)
             file_bytes, next_seq = item.end, item.header.next_seq

@@ -53,6 +53,16 @@ class Damage:
     first_seq: int | None = None
     records: int = 0
 
+    @property
+    def advice(self) -> str:
+        """What to do; empty if the log is of a newer version, or was recovered before."""
+        is_of_file = self.reason != "version" and bool(self.offset or self.length)
+        return "`antiphon recordings recover` keeps what can be read" if is_of_file else ""
+
+    def __str__(self) -> str:
+        advice = f"; {self.advice}" if self.advice else ""
+        return f"damaged at byte {self.offset}: {self.detail}{advice}"
+
 
 @attrs.frozen(kw_only=True)
 class Block:

@@ -388,6 +388,8 @@ def judge_suite(request: Request, files: reports.Reports, *, as_json: bool) -> N
         commands.print_json(
             {"mode": request.mode, "model": request.model, "cases": bodies, "exit_code": exit_code}
         )
+        if exit_code == 1:
+            click.echo("\n".join(suites.lines_of_cases(cases)), err=True)
     else:
         commands.print_all(stdout_console(), suites.lines_of_cases(cases))
     sys.exit(exit_code)
@@ -398,12 +400,13 @@ def _print(done: Evaluation, met: list[str], unknown: list[str], *, as_json: boo
         click.echo(complaint, err=True)
     has_failures = done.count("measured") + done.count("skipped") < len(done.rows)
     exit_code = 1 if met else 2 if unknown or has_failures else 0
+    holding = [*map(HOLDS.format, met)]
     if as_json:
         commands.print_json({**done.to_json(), "failed_conditions": met, "exit_code": exit_code})
+        unknown = holding + unknown
     else:
         terminal = stdout_console()
-        commands.print_all(terminal, reports.lines_of(done, terminal))
-        commands.print_all(terminal, map(HOLDS.format, met))
+        commands.print_all(terminal, [*reports.lines_of(done, terminal), *holding])
     for complaint in unknown:
         click.echo(complaint, err=True)
     sys.exit(exit_code)

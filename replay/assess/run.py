@@ -328,7 +328,7 @@ async def run_forced(recording: Recording, backend: Backend, watch: Watch) -> Ro
         await calls.close()
     report = replayer.report()
     if report.damage_count:
-        raise LogDamaged("damaged: a model that missed an input cannot be judged")
+        raise LogDamaged(f"a model that missed an input cannot be judged: {report.damage[0]}")
     if report.divergence is not None:
         seq = report.divergence.seq
         raise SkippedError(f"its replay diverges at record {seq} (see `antiphon replay`)")

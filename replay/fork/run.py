@@ -39,7 +39,8 @@ Messages name an alternative, if there is one. Rules of the client:
   from its message: fields that the dialect does not know are lost.
 - Sound is replaced by its position in the client's whole sound, sample by sample, so that a unit
   gets it from its first sample on, however it was split. The length stays: silence follows the new
-  sound. Pictures and flags stay.
+  sound. Pictures and flags stay. What was found in the replaced sound is left out: the words that
+  were said in it, and speech that begins in it. Nothing is looked for in the new one.
 - A unit is forced to listen by the flag of the append that completes it, as a client does it. That
   flag interrupts the unit in flight (B6), so all earlier units must be finished; an append that
   extends beyond the unit is sent in two pieces.
@@ -65,8 +66,8 @@ from protocol.values import effects as ef
 from protocol.values import events as ev
 from protocol.values import model as md
 from protocol.values.errors import CLOSE_NORMAL, FieldError, LocalProtocolError
-from protocol.values.limits import APPEND_SAMPLES_MIN
-from protocol.values.model import UNIT_SAMPLES, Costs, Cut, UnitResult
+from protocol.values.limits import APPEND_SAMPLES_MIN, MS_PER_S
+from protocol.values.model import INPUT_RATE_HZ, UNIT_SAMPLES, Costs, Cut, UnitResult
 from protocol.values.requests import Append, BadPicture, Init, Request
 from protocol.values.state import State
 from protocol.wire.codec import parse_frame
@@ -371,7 +372,7 @@ class RecordedTimes:
                 self._note_question(step.record, effect)
         report = replayer.report()
         if report.damage_count:
-            raise LogDamaged("damaged: a model that missed an input cannot be resumed")
+            raise LogDamaged(f"a model that missed an input cannot be resumed: {report.damage[0]}")
         if report.divergence is not None:
             text = f"the recording does not replay, from record {report.divergence.seq} on"
             raise CannotForkError(f"{text} (see `antiphon replay`)")
@@ -681,6 +682,7 @@ class ForkRun:
 
     def _read(self, items: Items) -> Iterator[tuple[Place, ev.Event]]:
         """Give the recording's external events; keep the answers of the units before the fork's."""
+        begin_ms = self._times.begin_sample * MS_PER_S // INPUT_RATE_HZ
         for item in items:
             if not isinstance(item, Record) or item.kind not in EVENT_KINDS:
                 continue
@@ -689,7 +691,9 @@ class ForkRun:
             if call is not None:
                 if call[0] == "open" or call[1] < self._change.at:
                     self._recorded[item.seq] = event
-            elif not isinstance(event, ev.TimerFired | ev.ConnectionOpened):
+            elif not isinstance(event, ev.TimerFired | ev.ConnectionOpened) and (
+                self._change.pcm is None or _sound_end_ms(event) <= begin_ms
+            ):
                 yield (item.at_ns, item.seq), event
 
     async def _next(self, session: Session) -> ev.Event:
@@ -753,3 +757,10 @@ class ForkRun:
         if call is not None and answer is not None:
             place = (now_ns + answer.after_ns, answer.seq)
             self._due[call] = PendingCall(place=place, effect=effect, answer=answer)
+
+
+def _sound_end_ms(event: ev.Event) -> int:
+    """The end of the sound in which an event was found, in milliseconds; 0 for other events."""
+    if isinstance(event, ev.SpeechStarted):
+        return event.at_ms + 1  # its end is kept, for speech that began before
+    return event.end_ms if isinstance(event, ev.UserTranscribed) else 0

@@ -43,6 +43,7 @@ from ..shared.commands import (
     progress,
     reason,
     size_of,
+    summary_of,
 )
 from ..shared.recordings import RecordingType, read_size, read_span, show_bytes
 
@@ -92,8 +93,12 @@ def marks_command(
     try:
         if text is not None and at_s is not None:
             at_ms, end_ms = (round(it * MS_PER_S) for it in (at_s, at_s if to_s is None else to_s))
-            marks.add_mark(path, at_ms=at_ms, end_ms=end_ms, text=text, by="", now_ms=now_ms)
+            made = marks.add_mark(path, at_ms=at_ms, end_ms=end_ms, text=text, by="", now_ms=now_ms)
             copy_owner(path, log)
+            summary = summary_of(log)
+            if summary is not None and at_ms > (summary.duration_ms or at_ms):
+                text = f"the session was over by --at {at_s:g}: --remove {made.number} undoes it"
+                click.echo(f"{log}: {text}", err=True)
         if number is not None and not marks.remove_mark(path, number, by="", now_ms=now_ms):
             raise FileNotFoundError
     except FileNotFoundError as error:
@@ -181,7 +186,7 @@ def verify_lines(report: Report) -> list[RenderableType]:
     if report.tail_bytes:
         lines.append(f"{report.tail_bytes} bytes of an incomplete block at the end are left out")
     if report.fin_ok is False:
-        lines.append("fin names another chain or other counts")
+        lines.append("its end (fin) does not match the records before it")
     return lines + damage_lines(report.damage, report.damage_count)
 
 
@@ -191,8 +196,9 @@ def damage_lines(damage: Sequence[Damage], count: int) -> list[RenderableType]:
     for item in damage[:SHOWN_MAX]:
         lost = f", records lost from {item.first_seq}: {item.records}" if item.records else ""
         lines.append(f"  damage at byte {item.offset}: {item.reason}, {label(item.detail)}{lost}")
-    more = count - SHOWN_MAX
-    return [*lines, f"  and {counted(more, 'more damage')}"] if more > 0 else lines
+    if count > SHOWN_MAX:
+        lines.append(f"  and {counted(count - SHOWN_MAX, 'more damage')}")
+    return [*lines, *{item.advice: None for item in damage if item.advice}]
 
 
 # -- recover ---------------------------------------------------------------------------------------
@@ -334,7 +340,8 @@ def _recovered_lines(it: Recovered) -> list[str]:
     lines = [f"{it.log}: {it.result}"]
     if it.output is None:
         return lines
-    lines.append(f"  {it.output}: {counted(it.records, 'record')}, {counted(it.units, 'unit')}")
+    kept = f"{counted(it.records, 'record')} kept, and an end"
+    lines.append(f"  {it.output}: {kept}; {counted(it.units, 'unit')}")
     if it.tail_bytes:
         lines.append(f"  {it.tail_bytes} bytes of an incomplete block at the end were left out")
     if it.records_lost:

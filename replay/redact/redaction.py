@@ -354,7 +354,7 @@ class Redaction:
         """
         for item in items:
             if isinstance(item, Damage):
-                raise RedactError(f"damaged at byte {item.offset}: {item.detail}")
+                raise RedactError(str(item))
             if item.kind in EVENT_KINDS:
                 yield from self._take_event(item)
             elif item.kind in EFFECT_KINDS:

@@ -34,7 +34,7 @@ from rich.text import Text
 from recorder.format.format import SUFFIX, Record, RecorderError
 from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
-from recorder.storage.listing import summarize
+from recorder.storage.listing import Summary, summarize
 from recorder.storage.store import local_log
 from runtime.net.process import LINE_CHARS, stdout_console
 
@@ -154,16 +154,19 @@ def _bar(
         yield partial(bar.update, bar.add_task(what, total=total))
 
 
-def calls_of(log: Path) -> int:
-    """The calls of its model in a log, by its summary; 0 without one."""
+def summary_of(log: Path) -> Summary | None:
+    """Summarize a log; None if it cannot be read."""
     try:
         info = local_log(log.name, log, log.stat())
-        summary = None if info is None else summarize(info)
+        return None if info is None else summarize(info)
     except OSError:
-        return 0
-    if summary is None:
-        return 0
-    return sum(count or 0 for count in (summary.units, summary.turns, summary.chunks))
+        return None
+
+
+def calls_of(log: Path) -> int:
+    """The calls of its model in a log, by its summary; 0 without one."""
+    it = summary_of(log)
+    return 0 if it is None else (it.units or 0) + (it.turns or 0) + (it.chunks or 0)
 
 
 def size_of(log: Path) -> int:

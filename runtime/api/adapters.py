@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn, Protocol
 import anyio
 import orjson
 
+from protocol.values.errors import CLOSE_NORMAL
 from protocol.values.frames import Received
 
 from ..net.connection import OnMessages, WebSocket, WebSocketClosed, deliver_received
@@ -40,6 +41,7 @@ class LocalClient:
             math.inf
         )
         self._unread: Iterator[object] = iter(())
+        self._code = _ABNORMAL
         self._to_client, self._from_session = anyio.create_memory_object_stream[str](FRAMES_MAX)
 
     # -- the client's end -----------------------------------------------------------------------
@@ -64,6 +66,11 @@ class LocalClient:
             status, text = HTTPStatus.SERVICE_UNAVAILABLE, "the session ended without an answer"
             raise CodedError(status, "service_unavailable", text, headers=RETRY) from None
 
+    def finish(self) -> None:
+        """Close the connection in order, for the client has its answer; it still has to `leave`."""
+        self._code = CLOSE_NORMAL
+        self._to_session.close()
+
     def leave(self) -> None:
         """Close the connection; the session still takes what was asked before."""
         self._to_session.close()
@@ -77,7 +84,7 @@ class LocalClient:
             try:
                 self._unread = iter(await self._from_client.receive())
             except _LOST:
-                raise WebSocketClosed(_ABNORMAL, "") from None
+                raise WebSocketClosed(self._code, "") from None
         return orjson.dumps(message).decode()
 
     async def deliver(self, on_messages: OnMessages) -> NoReturn:

@@ -253,6 +253,7 @@ def react(asked: CompletionRequest, client: LocalClient, message: dict[str, Any]
         case "response.done":
             client.ask({"type": "session.close"})
         case "error":
+            client.ask({"type": "session.close"})
             raise session_error(message["error"])
     return message["type"] in ("session.created", "response.output.delta", "response.done")
 

@@ -118,7 +118,10 @@ def react(asked: UploadRequest, pcm16: bytes, client: LocalClient, message: dict
             client.ask({"type": "session.update", "model": asked.model})
             client.ask_each(_appends(pcm16))
             client.ask({"type": "input_audio_buffer.commit", "final": True})
+        case "transcription.done":
+            client.finish()
         case "error":
+            client.finish()
             raise session_error({"code": message.get("code"), "message": message.get("error")})
     return message["type"] in ("session.created", "transcription.delta", "transcription.done")
 

@@ -74,7 +74,8 @@ def model_folder(name: str) -> Path:
     if not folder.is_dir():
         raise ModelUnknownError(
             f"unknown model {name!r}: choose from {', '.join(MODELS)}, or name the folder of a "
-            f"checkpoint, or an installed {INSTALLED}NAME{nearest(name, MODELS)}"
+            f"checkpoint, an installed {INSTALLED}NAME, or {MOONSHINE}, which transcribes"
+            f"{nearest(name, (*MODELS, MOONSHINE))}"
         )
     return folder
 

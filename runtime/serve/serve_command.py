@@ -151,6 +151,9 @@ def _gateways(settings: Settings) -> Iterator[str]:
 
 
 def _models(settings: Settings) -> Iterator[str]:
+    named = settings.transcriber
+    if named is not None and named != NO_TRANSCRIBER:
+        yield from _tried("transcriber", partial(check_model, named), ModelUnknownError)
     if settings.worker_addresses or settings.placement != "auto":
         return
     for name, model in (("model", settings.model), *(("workers", it) for it in settings.workers)):
@@ -289,7 +292,8 @@ def serve_command(
     if verbose:
         flags.setdefault("log_level", "info")
     try:
-        effective = sources.read(flags=flags, environ=os.environ, config=config)
+        wrong = ctx.meta.get(sources.WRONG_FLAGS, ())
+        effective = sources.read(flags=flags, environ=os.environ, config=config, wrong=wrong)
         if print_config:
             click.echo(sources.to_toml(effective), nl=False)
         check(effective.settings)

@@ -414,7 +414,8 @@ async def _bind(settings: Settings) -> list[listener.SocketListener]:
         listeners = await listener.bind(settings.host, settings.port)
     except OSError as error:
         address = f"{settings.host} port {settings.port}"
-        raise CannotServeError(f"cannot listen on {address}: {error.strerror}") from error
+        text = f"cannot listen on {address}: {error.strerror}; give another --port or --host"
+        raise CannotServeError(text) from error
     try:
         if settings.record_to is not None:
             settings.record_to.mkdir(parents=True, exist_ok=True)

@@ -273,7 +273,6 @@ class Driver:
         """Note that a connection is over; only the last one's end concerns the session."""
         if number == self.peer.number:
             self.away_ns = self.now_ns()
-            code = code if self._opened.resume_hash else 0
             self.post(ev.PeerGone(at_ns=self.now_ns(), code=code))
 
     def send_failed(self, number: int) -> None:
@@ -294,7 +293,7 @@ class Driver:
 
     def stop_waiting(self) -> None:
         """End a session that waits for its client: there are too many."""
-        self.post(ev.PeerGone(at_ns=self.now_ns(), code=CLOSE_NORMAL))
+        self.post(ev.PeerGone(at_ns=self.now_ns()))
 
     def frames_received(self, number: int, *frames: Received) -> Awaitable[None] | None:
         """Bring frames of a connection; returns what to wait for before the next ones.

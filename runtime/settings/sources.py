@@ -18,7 +18,7 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -57,9 +57,15 @@ class Effective:
 
 
 def read(
-    *, flags: Mapping[str, object], environ: Mapping[str, str], config: Path | None = None
+    *,
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    config: Path | None = None,
+    wrong: Sequence[str] = (),
 ) -> Effective:
     """Merge the checked flags, the environment's `PREFIX` names and the file.
+
+    `wrong`: what is wrong with the flags, reported with the rest.
 
     The file is the one that the environment names, if `config` is `None`. `ConfigError`: a source
     is unreadable or invalid.
@@ -67,7 +73,7 @@ def read(
     settings = st.declared(st.Settings)
     values = {setting.name: setting.default for setting in settings}
     sources: dict[str, Source] = dict.fromkeys(values, "default")
-    problems: list[str] = []
+    problems = [*wrong]
     if config is None and environ.get(CONFIG_VARIABLE):
         config = Path(environ[CONFIG_VARIABLE])
     file = {} if config is None else read_file(config)
@@ -218,6 +224,8 @@ OF_LOADING: Final = frozenset(
     | {"context_percent"}
 )
 """Settings by which a model is loaded."""
+WRONG_FLAGS: Final = "antiphon.wrong_flags"
+"""The key of a context for what is wrong with the flags of a `SettingsCommand`, for `read`."""
 _ALL: Final = "antiphon.help_all"
 """The key of a context whose help shows all options."""
 
@@ -238,12 +246,14 @@ class SettingType(click.ParamType[object]):
         if not isinstance(value, str):
             return value
         try:
-            if self._setting.kind == "texts":
-                return st.plain(value)
-            parsed = st.from_text(self._setting, value)
+            is_item = self._setting.kind == "texts"
+            return st.plain(value) if is_item else st.from_text(self._setting, value)
         except st.ValueWrongError as error:
-            self.fail(str(error), param, ctx)
-        return parsed
+            wrong = click.BadParameter(str(error), ctx, param)
+            if ctx is None or not isinstance(ctx.command, SettingsCommand):
+                raise wrong from error
+            ctx.meta.setdefault(WRONG_FLAGS, []).append(wrong.format_message())
+            return None
 
 
 def _help_all(ctx: click.Context, _param: click.Parameter, is_asked: bool) -> None:

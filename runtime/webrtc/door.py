@@ -260,7 +260,8 @@ def door_command(
         with asyncio.Runner(loop_factory=make_loop) as runner:
             runner.run(_serve(door, at))
     except OSError as error:
-        raise click.ClickException(f"cannot listen on {at}: {error.strerror or error}") from error
+        why = f"{error.strerror or error}; give another --listen"
+        raise click.ClickException(f"cannot listen on {at}: {why}") from error
 
 
 async def _serve(door: Door, at: WorkerAddress) -> None:

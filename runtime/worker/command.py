@@ -180,7 +180,7 @@ async def _listen(address: WorkerAddress) -> tuple[Listener[SocketStream], Worke
         port = tcp.extra(SocketAttribute.local_port)
         return tcp, TcpAddress(address.host, port)
     if await _is_served(address):
-        raise OSError("the address is in use")
+        raise OSError("the address is in use: give another --listen")
     mask = os.umask(~SOCKET_MODE & 0o777)
     try:
         return await anyio.create_unix_listener(address.path), address

@@ -23,6 +23,7 @@ from openai.types.audio import Transcription, TranscriptionStreamEvent, Transcri
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import TypeAdapter
 
+from recorder.format.format import Record
 from recorder.read.reader import LogReader
 from replay.rerun.logic import replay
 from runtime.access.keys import Key, change_key_file, hash_key
@@ -356,6 +357,28 @@ def test_a_text_is_streamed(client: OpenAI) -> None:
         strictly(TranscriptionStreamEvent, line)
     *deltas, done = map(json.loads, lines)
     assert "".join(it["delta"] for it in deltas) == done["text"] == "what time is it"
+
+
+def test_a_client_with_its_answer_has_ended_its_session(
+    client: OpenAI, server: LiveServer, folder: Path
+) -> None:
+    """Each successful call is counted as a client that was lost."""
+    before = set(folder.rglob("*.session.zst"))
+    ask: Any = client.chat.completions.create
+    for is_stream in (False, True):
+        with SPEECH.open("rb") as file:
+            list(client.audio.transcriptions.create(model="tiny", file=file, stream=is_stream))
+        list(ask(model="tiny", messages=QUESTION, stream=is_stream))
+    with pytest.raises(openai.APIError):
+        ask(model="tiny", messages=[{"role": "user", "content": "word " * 20_000}])
+    until_none(server)
+    reasons = []
+    for log in set(folder.rglob("*.session.zst")) - before:
+        with LogReader(log) as items:
+            *_, end = items
+            assert isinstance(end, Record)
+            reasons.append(end.fields["reason"])
+    assert reasons == ["client"] * 5
 
 
 # -- hostile ------------------------------------------------------------------------------------

@@ -223,7 +223,7 @@ def test_a_wrong_option_is_told(tmp_path: Path) -> None:
 def test_an_address_in_use_is_told(tiny: LiveWorker) -> None:
     """It would take the address from a worker that serves."""
     code, text = refused("--model", "scripted", "--listen", str(tiny.address))
-    assert (code, "the address is in use" in text) == (1, True)
+    assert (code, "the address is in use: give another --listen" in text) == (1, True)
 
 
 def test_only_its_user_can_open_its_socket(tiny: LiveWorker) -> None:

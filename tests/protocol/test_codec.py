@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from protocol.values.errors import FieldError, FrameError
 from protocol.values.frames import Utf8Text
-from protocol.values.limits import CLOSE_REASON_BYTES_MAX, FRAME_BYTES_MAX, JSON_DEPTH_MAX
+from protocol.values.limits import FRAME_BYTES_MAX, JSON_DEPTH_MAX
 from protocol.values.requests import Append
 from protocol.wire.audio import check_pcm, looks_float32
 from protocol.wire.codec import INTEGER, Fields, Value, dump_frame, encode_base64, parse_frame
@@ -68,6 +68,8 @@ BAD_FRAMES = {
     ),
     "a bomb of values": ('{"a":[' + "{}," * 70_000 + "{}]}", 1003),
 }
+CLOSE_REASON_BYTES_MAX = 123
+"""RFC 6455, 5.5: a control frame carries 125 bytes, two of them the code."""
 
 
 @pytest.mark.parametrize("name", BAD_FRAMES)

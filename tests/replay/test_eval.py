@@ -229,6 +229,8 @@ def test_a_condition_decides_the_exit_code(
     assert result.exit_code == exit_code
     assert ("condition holds: " in result.stdout) is (exit_code == 1)
     assert ("no recording has word_delay" in result.stderr) is ("word_delay > 1" in conditions)
+    as_json = call(folder, *flags, "--json")
+    assert ("condition holds: " in as_json.stderr) is (exit_code == 1)
     body = told(folder, *flags)
     assert body["exit_code"] == exit_code
     assert len(body["failed_conditions"]) == (exit_code == 1)

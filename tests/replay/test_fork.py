@@ -13,10 +13,11 @@ import pytest
 import simplejpeg
 from rich.console import Console
 
+from protocol.values import events as ev
 from protocol.values.effects import StartUnit
 from protocol.values.model import UNIT_BYTES, Unit
 from recorder.format.format import LogDamaged, Record
-from recorder.format.mapping import EVENT_KINDS
+from recorder.format.mapping import EVENT_KINDS, event_of
 from recorder.read.reader import LogReader, read
 from recorder.repair import verify
 from replay.diff import DiffReport, compare
@@ -286,6 +287,38 @@ def test_a_unit_hears_other_sound(piece_s: float, dialect: str, tmp_path: Path) 
     ]
     assert any(unit.frames for unit in after[2:])
     assert replay(read(path)).identical
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "left"),
+    [
+        ("realtime-user-words", 0, 0),
+        ("realtime-user-words", 1, 1),
+        ("barge-in", 0, 0),
+        ("barge-in", 6, 1),
+    ],
+)
+def test_words_of_replaced_sound_are_left_out(
+    name: str, at: int, left: int, tmp_path: Path
+) -> None:
+    """The fork says what its parent's user said, in sound that it does not have."""
+    parent = tmp_path / "parent.session.zst"
+    parent.write_bytes((FOLDER / f"v1-{name}.session.zst").read_bytes())
+    found = (ev.UserTranscribed, ev.SpeechStarted)
+
+    def counted(change: Change) -> int:
+        path, _ = fork(parent, change, ScriptedBackend(quick), anyway=True)
+        assert replay(read(path)).identical
+        return len([it for it in external(path) if isinstance(it, found)])
+
+    assert counted(Change(at=at)) == len([it for it in external(parent) if isinstance(it, found)])
+    assert counted(Change(at=at, pcm=QUESTION)) == left
+
+
+def external(log: Path) -> list[ev.Event]:
+    """Give the events of a log as the session takes them."""
+    kinds = (record for record in read(log) if record.kind in EVENT_KINDS)
+    return [event_of(record.fields, record.at_ns) for record in kinds]
 
 
 def record_spoken(folder: Path, piece_s: float, dialect: str) -> Path:

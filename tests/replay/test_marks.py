@@ -188,6 +188,14 @@ def test_marks_next_to_the_log_are_shown(log: Path, tmp_path: Path) -> None:
     assert "connect-src" not in page.read_text().partition("<body>")[0]
 
 
+def test_a_mark_after_the_session_is_noticed(log: Path) -> None:
+    """A slip of the point stands where nobody finds it."""
+    late = [str(log), "--add", "too late", "--at", "9000"]
+    told = CliRunner().invoke(marks_command, late)
+    assert (told.exit_code, told.stderr.count("\n")) == (0, 1)
+    assert "over by --at 9000: --remove 1 undoes it" in told.stderr
+
+
 def test_marks_are_kept_by_a_command(log: Path) -> None:
     """A remark could only be written while a server runs."""
     added = call(marks_command, log, "--add", "too late", "--at", "1.5", "--to", "2")

@@ -42,6 +42,7 @@ from replay.play import (
 )
 from replay.story.wire import Wire
 from runtime.access.gate import open_gate
+from runtime.cli import main
 from runtime.net.connection import WebSocketClosed
 from runtime.net.listener import Address
 from runtime.settings.settings import Settings
@@ -507,4 +508,7 @@ def test_what_cannot_be_played_is_one_line(tmp_path: Path, port: int) -> None:
         taken.bind(("127.0.0.1", port))
         taken.listen()
         result = call(VIDEO, "--port", port)
+        served = CliRunner().invoke(main, ["serve", "--no-record", "--port", str(port)])
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+    for told in (result.stderr, served.stderr):
+        assert told.endswith("in use; give another --port or --host\n")

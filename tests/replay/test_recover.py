@@ -89,6 +89,8 @@ def test_lost_records_end_it_unless_salvaged(folder: Path, tmp_path: Path) -> No
     result = call(log(folder, "rotten"))
     assert result.exit_code == 1
     assert "missing records: " in result.stdout
+    kept = len(records(log(folder, "rotten-recovered"))) - 1
+    assert f": {kept} records kept, and an end; " in result.stdout
     short = records(log(folder, "rotten-recovered"))
     assert replay_log(log(folder, "rotten-recovered")).result == "identical"
     whole = tmp_path / "whole.session.zst"

@@ -42,6 +42,7 @@ def pair(folder: Path, user: Any, model: Any) -> str:
 
 def judged(folder: Path) -> tuple[int, list[Any]]:
     result = call("--suite", folder, "--json")
+    assert ("1 failed" in result.stderr) is (result.exit_code == 1)
     return result.exit_code, json.loads(result.stdout)["cases"]
 
 

@@ -22,7 +22,7 @@ from tests.golden.logs import FOLDER
 SPEECH: Final = Path(__file__).parents[3] / "fixtures" / "speech"
 WITHIN: Final = {"recordings": RECORDINGS, "workers": WORKERS, "dev": DEV, "keys": {}}
 MISTAKES_MIN: Final = 10
-ON_STDOUT: Final = ("doctor", "recordings verify")
+ON_STDOUT: Final = ("doctor", "recordings verify", "replay")
 """Commands whose verdict is their result."""
 ROWS: Final = """
 2 | talk | name a WAV file, or give --mic
@@ -87,6 +87,10 @@ ROWS: Final = """
 2 | serve --model nothing | model: unknown model 'nothing': choose from tiny, scripted, or name th
 1 | serve --model empty | cannot load the model empty: empty: config.json: No such file or directo
 2 | serve --model notes.txt | model: unknown model 'notes.txt': choose from tiny, scripted, or nam
+2 | serve --transcriber moonshin | transcriber: unknown model 'moonshin': choose from tiny, scripted
+2 | serve --transcriber moonshin | or moonshine, which transcribes; did you mean moonshine?
+2 | serve --slots x --queue-max -1 | Invalid value for '--slots': 'x' is not a whole number
+2 | serve --slots x --queue-max -1 | Invalid value for '--queue-max': -1 is too small: 0 to
 2 | serve --model tinny | model: unknown model 'tinny': choose from tiny, scripted, or name the fo
 2 | serve --port 99999 | Invalid value for '--port': 99999 is too large: 0 to 65535
 2 | serve --prot 8007 | No such option '--prot'. (Did you mean one of: '--host', '--port', '--slot
@@ -260,6 +264,7 @@ ROWS: Final = """
 2 | recordings verify . | .: it has 3 recordings, and one is needed: ./last, or as `antiphon recor
 2 | recordings verify last | last: there is no recording last in recordings: `antiphon recordings
 1 | recordings verify damaged.session.zst |   damage at byte 12160: payload, the payload's crc doe
+1 | recordings verify damaged.session.zst | `antiphon recordings recover` keeps what can be read
 2 | recordings recover | Missing argument 'LOG|DIR...'.
 2 | recordings recover missing | missing: there is no recording missing in recordings: `antiphon r
 2 | recordings recover empty | empty: no *.session.zst in it
@@ -291,6 +296,7 @@ ROWS: Final = """
 2 | recordings redact a.session.zst --output x.session.zst --kind sound | Invalid value for '--kin
 2 | recordings redact a.session.zst chat.session.zst --output x.session.zst | Got unexpected extra
 2 | recordings redact damaged.session.zst --output y.session.zst | damaged.session.zst: damaged at
+2 | recordings redact damaged.session.zst --output z.session.zst | `antiphon recordings recover` k
 2 | recordings redact empty --output x.session.zst | empty: it has no recordings, and one is neede
 2 | recordings prune | Missing argument 'DIR|URL'.
 2 | recordings prune missing | give --older-than SPAN, --larger-than SIZE, or both
@@ -312,12 +318,14 @@ ROWS: Final = """
 2 | replay a.session.zst --jobs 0 | Invalid value for '--jobs': 0 is not in the range 1<=x<=64.
 2 | replay a.session.zst --full --go-on | --full cannot be combined with --go-on
 3 | replay --full a.session.zst --model nothing | the model 'nothing' cannot be loaded: unknown mo
+2 | replay damaged.session.zst | `antiphon recordings recover` keeps what can be read
 2 | replay a.wav | a.wav: this is not a recording: it has no block of a log
 2 | replay --ful a.session.zst | No such option '--ful'. Did you mean '--full'?
 2 | fork | Missing argument 'LOG'.
 2 | fork missing --at 1 | missing: there is no recording missing in recordings: `antiphon recordin
 2 | fork a.session.zst | Missing option '--at'.
 2 | fork a.session.zst --at 999 | there is no unit 999: the recording has units 0 to 12
+2 | fork damaged.session.zst --at 1 | `antiphon recordings recover` keeps what can be read
 2 | fork a.session.zst --at x | Invalid value for '--at': 'x' is not a valid whole number.
 2 | fork a.session.zst --at -1 | Invalid value for '--at': -1 is not in the range x>=0.
 2 | fork a.session.zst --at 1 --replace-audio missing.wav | missing.wav: No such file or directory
@@ -404,6 +412,7 @@ ROWS: Final = """
 2 | dev play a.session.zst --speed fast | Invalid value for '--speed': 'fast' is not a valid numbe
 2 | dev play a.session.zst --speed -1 | Invalid value for '--speed': -1.0 is not in the range x>=0
 2 | dev play a.session.zst --port 99999 | Invalid value for '--port': 99999 is not in the range 0<
+2 | dev play damaged.session.zst | `antiphon recordings recover` keeps what can be read
 2 | dev play empty | empty: it has no recordings, and one is needed: empty/last, or as `antiphon r
 1 | dev play a.session.zst --host nowhere.invalid | cannot listen on nowhere.invalid port 0: Name
 2 | dev play a.session.zst chat.session.zst | Got unexpected extra argument
@@ -417,6 +426,7 @@ ROWS: Final = """
 2 | dev shrink a.session.zst --output a.session.zst -- false | a.session.zst: it exists:
 2 | dev shrink a.session.zst --output x.session.zst -- nosuchcommand {} | nosuchcommand: No such f
 2 | dev shrink a.session.zst --output nowhere/x.session.zst -- false | nowhere/x.session.zst: ther
+2 | dev shrink damaged.session.zst --output x.session.zst -- false | `antiphon recordings recover`
 2 | dev shrink empty --output x.session.zst -- false | empty: it has no recordings, and one is nee
 2 | dev bench engine --sessions 0 | Invalid value for '--sessions': numbers from 1 to 64 with comm
 2 | dev bench engine --sesions 1 | No such option '--sesions'. (Did you mean one of: '--json', '--

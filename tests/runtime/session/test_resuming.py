@@ -503,7 +503,7 @@ def test_who_does_not_ask_sees_nothing_of_it(tmp_path: Path) -> None:
             await server.quiet()
 
     on_virtual_time(body)
-    assert [it.code for it in events(tmp_path) if isinstance(it, ev.PeerGone)] == [0]
+    assert [it.code for it in events(tmp_path) if isinstance(it, ev.PeerGone)] == [1006]
 
 
 def test_an_answer_goes_on_while_nobody_listens(tmp_path: Path) -> None:
