@@ -72,7 +72,7 @@ def suite_command(folder: Path) -> None:
     cases = [case_of(folder, it.parent, is_v2=it.name != INPUT) for it in found]
     texts = ("\n".join(("[[case]]", *map(_line, case.items()))) for case in cases)
     (folder / MANIFEST).write_text("\n\n".join(texts) + "\n", "utf-8")
-    click.echo(f"{folder / MANIFEST}: {len(cases)} cases")
+    click.echo(f"{folder / MANIFEST}: cases: {len(cases)}")
 
 
 def _line(item: tuple[str, object]) -> str:
@@ -149,7 +149,7 @@ def folders_command(new: Path, logs: tuple[Path, ...]) -> None:
     if left_out == len(found):
         new.rmdir()
         raise click.ClickException(f"{new} was not written: no recording can be a case")
-    click.echo(f"{new}: {len(found) - left_out} cases, {left_out} recordings left out")
+    click.echo(f"{new}: cases: {len(found) - left_out}, recordings left out: {left_out}")
 
 
 def files_of(log: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Call a server as a telephone does: G.711 in pieces of 20 ms, both ways, until the call ends.
 
-    pip install antiphon
+    pip install antiphon-0.2.0-py3-none-any.whl
     antiphon serve --model tiny
     python phone.py question.wav answer.wav
 
@@ -21,6 +21,7 @@ import numpy as np
 import soundfile
 import soxr
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import WebSocketException
 
 RATE_HZ = 8_000
 PIECE = RATE_HZ // 50
@@ -89,6 +90,15 @@ class Call:
                     raise SystemExit(event["error"]["message"])
 
 
+async def reach(url: str) -> ClientConnection:
+    """Connect to the server, or say in a line why not."""
+    try:
+        return await connect(url)
+    except (OSError, WebSocketException) as error:
+        advice = "is a server running there? Start one with: antiphon serve --model tiny"
+        raise SystemExit(f"cannot connect to {url}: {error}; {advice}") from None
+
+
 async def main() -> None:
     """Make the call."""
     parser = argparse.ArgumentParser(description="Call a server as a telephone does.")
@@ -99,10 +109,14 @@ async def main() -> None:
     parser.add_argument("--seconds", type=float, default=12, help="how long the call is")
     parser.add_argument("--pace", type=float, default=1, help="times as fast as speech, for tests")
     given = parser.parse_args()
-    async with connect(f"{given.url}/v1/realtime?model={given.model}") as socket:
+    try:
+        question = read(given.question)
+    except soundfile.SoundFileError as error:
+        raise SystemExit(str(error)) from None
+    async with await reach(f"{given.url}/v1/realtime?model={given.model}") as socket:
         session = {"type": "realtime", "audio": {"input": PHONE, "output": PHONE}}
         await socket.send(json.dumps({"type": "session.update", "session": session}))
-        call = Call(socket, read(given.question))
+        call = Call(socket, question)
         listening = asyncio.create_task(call.listen())
         await call.speak(given.seconds, given.pace)
         listening.cancel()

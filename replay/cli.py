@@ -76,6 +76,7 @@ def replay_command(
       antiphon replay recordings/rec-1.session.zst
       antiphon replay --full last
       antiphon replay --jobs 4 --json recordings/ | jq '.[] | select(.exit_code > 0) | .log'
+      130  interrupted
     """  # noqa: D301 - click takes a backspace to keep the lines
     if full and go_on:
         raise click.UsageError("--full cannot be combined with --go-on: the model would miss input")
@@ -114,6 +115,7 @@ def inspect_command(log: Path, as_json: bool) -> None:
     Exit codes:
       0  described; a log with damage has gaps
       2  the log cannot be read
+      130  interrupted
     """  # noqa: D301 - click takes a backspace to keep the lines
     with commands.opened_log(log) as reader:
         found = inspect(reader.head.fields, commands.records_of(log, reader))
@@ -123,7 +125,7 @@ def inspect_command(log: Path, as_json: bool) -> None:
     body = {"log": str(log), **to_json(found), "measures": measures}
     lines = text.inspect_lines(found)
     if later.damaged:
-        lines.append(f"marks     {later.damaged} lines next to the log cannot be read")
+        lines.append(f"marks     lines next to the log that cannot be read: {later.damaged}")
     commands.finish(body, lines, as_json=as_json)
 
 

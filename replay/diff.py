@@ -487,6 +487,7 @@ def diff_command(log_a: Path, log_b: Path, as_json: bool) -> None:
       0  the same
       1  they differ
       2  a log cannot be read, or is damaged: the readable part is compared and reported
+      130  interrupted
     """  # noqa: D301 - click takes a backspace to keep the lines
     report = read_and_compare(log_a, log_b)
     exit_code = 2 if report.is_damaged else int(report.first is not None)

@@ -438,7 +438,7 @@ TEXTS: Final = {
     "rejected": "rejected {path}: {message}",
     "connected": "client {client} connected",
     "failed": "client {client} failed: {message}",
-    "ended": "client {client} {how}: {sent} frames sent, {received} received",
+    "ended": "client {client} {how}; frames sent {sent}, received {received}",
 }
 """Texts for people, by event; single frames are only in JSON."""
 DIFFERENCE: Final = "  frame {index} was {got}, the recorded one {expected}"

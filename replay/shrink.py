@@ -50,13 +50,14 @@ from recorder.format.mapping import EVENT_KINDS, MappingError, event_of
 from recorder.read.reader import LogReader, read
 from recorder.read.scan import Damage
 from recorder.write.files import check_new_file, new_file
+from runtime.net.process import stdout_console
 
 from .redact.content import Kind, Policy, Tally, hide_picture, mute
 from .redact.frames import FrameEditor
 from .redact.redaction import without_media
 from .rerun.difference import describe
 from .rerun.logic import LogRegenerator, RegenerationError, head_record, write
-from .shared.commands import UnusableError, complaint, print_json
+from .shared.commands import UnusableError, complaint, counted, print_json
 from .shared.recordings import RecordingType
 from .story.model_calls import ANSWERS, CallName, answered, asked, renumbered
 
@@ -729,9 +730,8 @@ def _watched(before: Shape) -> Iterator[Callable[[Shrinker], None]]:
 
         def show(search: Shrinker) -> None:
             left = search.events or before.events
-            status.update(
-                f"run {search.runs}: {left} of {before.events} events left, {search.stage}"
-            )
+            of = counted(before.events, "event")
+            status.update(f"run {search.runs}: {left} of {of} left, {search.stage}")
 
         yield show
 
@@ -739,11 +739,11 @@ def _watched(before: Shape) -> Iterator[Callable[[Shrinker], None]]:
 def _print(output: Path, body: dict[str, Any]) -> None:
     why = "nothing more can be removed" if body["minimal"] else "the budget of runs is used up"
     click.echo(
-        "{events_before} events became {events}, {bytes_before} bytes {bytes}, in {runs} runs"
-        " and {elapsed_s:.1f} s: ".format(**body)
-        + ("interrupted" if body["interrupted"] else why)
+        f"{counted(body['events_before'], 'event')} became {body['events']},"
+        f" {body['bytes_before']} bytes {body['bytes']}, in {counted(body['runs'], 'run')}"
+        f" and {body['elapsed_s']:.1f} s: " + ("interrupted" if body["interrupted"] else why)
     )
-    console = Console()
+    console = stdout_console()
     events = (record for record in read(output) if record.kind in EVENT_KINDS)
     for count, record in enumerate(events):
         if count == EVENTS_SHOWN:

@@ -426,7 +426,14 @@ def load_viewer(name: ViewName) -> Viewer:
 
 @click.command("states")
 def states_command() -> None:
-    """Draw the state diagrams (Mermaid), one for each session kind, from the transition table."""
+    """Draw the state diagrams (Mermaid), one for each session kind, from the transition table.
+
+    \b
+    Exit codes:
+      0  drawn
+      2  an argument that cannot be used
+      130  interrupted
+    """  # noqa: D301 - click takes a backspace to keep the lines
     from protocol.values.state import SessionKind, diagram
 
     for session_kind in SessionKind:

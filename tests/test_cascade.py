@@ -275,7 +275,7 @@ def test_without_an_endpoint_the_same_sound_gives_the_same_answer(cascade: Any) 
     cut = converse("backend:cascade", seconds, cut=begins)
     assert cut[begins].is_listen
     assert not any(it.text for it in cut[begins : begins + 2])
-    assert "That was 2 so far" in told(cut)
+    assert "That was question 2" in told(cut)
 
 
 # -- tools -----------------------------------------------------------------------------------------
@@ -551,8 +551,8 @@ def test_a_conversation_through_the_console(tmp_path: Path) -> None:
         console = Console(tab, server)
         console.open()
         console.press("Start talking")
-        console.wait_for(".captions", "That was 1 so far")
-        console.wait_for(".captions", "That was 3 so far")
+        console.wait_for(".captions", "That was question 1")
+        console.wait_for(".captions", "That was question 3")
         tab.screenshot(tmp_path / "console.png")
         texts = "[...document.querySelectorAll('.captions .%s .said')].map((it) => it.textContent)"
         written, answers = (tab.run(texts % voice) for voice in ("user", "model"))

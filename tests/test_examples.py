@@ -163,6 +163,17 @@ def test_a_telephone_calls(server: tuple[LiveServer, Path], tmp_path: Path) -> N
         assert replay(reader).identical
 
 
+def test_a_telephone_without_a_server_says_so(tmp_path: Path) -> None:
+    """A user would search a traceback of fifty lines for what is wrong."""
+    command = (sys.executable, str(EXAMPLES / "phone.py"), str(QUESTION), str(tmp_path / "a.wav"))
+    called = subprocess.run(
+        (*command, "--url", "ws://127.0.0.1:1"), capture_output=True, text=True, check=False
+    )
+    assert called.returncode == 1
+    assert called.stderr.startswith("cannot connect to ws://127.0.0.1:1/v1/realtime?model=tiny: ")
+    assert called.stderr.endswith("Start one with: antiphon serve --model tiny\n")
+
+
 # -- files of others ------------------------------------------------------------------------------
 
 

@@ -23,9 +23,9 @@ SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (225, 1),
     "protocol": (13_298, 47),
     "recorder": (4_239, 20),
-    "runtime": (22_963, 110),
+    "runtime": (22_987, 110),
     "runtime/model": (9_893, 46),
-    "replay": (10_557, 47),
+    "replay": (10_560, 47),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""
 ANCESTORS_MAX: Final = 3

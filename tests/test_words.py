@@ -332,3 +332,69 @@ def test_the_architecture_names_methods_that_exist() -> None:
     for class_name, method in found:
         held = [it for it in sources if re.search(rf"^class {class_name}\b", it, re.MULTILINE)]
         assert any(f"def {method}(" in source for source in held), f"{class_name}.{method}"
+
+
+# -- counts ----------------------------------------------------------------------------------------
+
+MANY: Final[Mapping[str, str]] = {
+    "characters": "of a text that is too long",
+    "codes": "of a vocoder, thousands",
+    "heads": "of a model, in an error",
+    "ids": "of a tokenizer, thousands",
+    "logits": "a difference, with decimals",
+    "new": "of demo: an error for any number of logs but one",
+    "pictures": "the words of a model, which recordings hold",
+    "rows": "of a model, in an error",
+    "sounds": "the words of a model, which recordings hold",
+    "tensors": "of a checkpoint, hundreds",
+}
+"""Words after a number that is never printed as 1, or whose text is kept, and why."""
+UNITS: Final = frozenset({"bytes", "ms", "times", "megapixels"})
+VERBS: Final = frozenset(
+    ("does", "exists", "gives", "has", "holds", "is", "leaves", "runs", "says", "serves", "stands")
+) | {"this", "undoes", "was"}
+
+
+def counts(source: str) -> Iterator[str]:
+    """Yield each number in a text, unless of an error, with the plural noun that follows it."""
+    errors = {
+        id(text)
+        for node in nodes_of(source)
+        if isinstance(node, ast.Raise)
+        for text in ast.walk(node)
+    }
+    for node in nodes_of(source):
+        if not isinstance(node, ast.JoinedStr) or id(node) in errors:
+            continue
+        for number, after in zip(node.values, node.values[1:], strict=False):
+            if isinstance(number, ast.FormattedValue) and isinstance(after, ast.Constant):
+                name = ast.unparse(number.value)
+                found = re.match(r" ((?:new |more )?[a-z]+s)\b", str(after.value))
+                is_number = not name.rpartition(".")[2].isupper() and name != "antiphon"
+                if found and is_number:
+                    yield f"{{{name}}} {found[1]}"
+
+
+def is_one_wrong(found: str) -> bool:
+    """Whether a number with its noun would be wrong if it were 1."""
+    return not {*MANY, *UNITS, *VERBS} & set(found.split()[1:])
+
+
+def test_a_count_agrees_with_its_noun() -> None:
+    """One would read "1 sessions": `replay.shared.commands.counted`, or `sessions: 1`."""
+    paths = [path for path in tracked_files() if path.startswith(("replay/", "runtime/"))]
+    paths += [path for path in tracked_files() if path.startswith(("antiphon/", "examples/"))]
+    found = [
+        f"{path}: {count}"
+        for path in paths
+        if path.endswith(".py")
+        for count in counts((ROOT / path).read_text())
+        if is_one_wrong(count)
+    ]
+    assert found == []
+
+
+def test_a_wrong_count_is_found() -> None:
+    """The test above would find none where it sees none."""
+    assert [*filter(is_one_wrong, counts('f"{left} sessions left"'))] == ["{left} sessions"]
+    assert [*filter(is_one_wrong, counts("f\"{counted(left, 'session')} left\""))] == []

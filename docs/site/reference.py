@@ -114,8 +114,8 @@ def commands() -> str:
         "# Command line",
         "",
         "As `antiphon COMMAND --help` shows it, with version "
-        f"{_version()}. Exit codes are 0 for success and 2 for a command that is wrong;"
-        " other codes are in a command's own text. Ctrl-C ends a command with 130.",
+        f"{_version()}. Each lists its exit codes: 0 for success, 2 for a command that is wrong,"
+        " 130 for one that Ctrl-C cut off.",
         "",
     ]
     context = click.Context(main, info_name="antiphon")

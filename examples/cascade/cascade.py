@@ -205,7 +205,7 @@ def small_talk(messages: Messages, *_: object) -> Pieces:
         yield "Hello. I am a small answerer, without a language model. What would you like to say?"
     else:
         asked = sum(it["role"] == "user" for it in messages)
-        yield f"You said: {said}. That was {asked} so far. A language model would know an answer."
+        yield f"You said: {said}. That was question {asked}. A language model would know an answer."
 
 
 class Endpoint:

@@ -19,7 +19,7 @@ import attrs
 import click
 
 from recorder.format.format import SUFFIX
-from runtime.net.process import run
+from runtime.net.process import run, stdout_console
 from runtime.settings.settings import DEVICES, DTYPES
 
 from ..eval import reports
@@ -167,7 +167,7 @@ class Request:
             running = partial(run_model, self.mode, loading, found, Loading.load)
             done = run(partial(running, out=self.out, watch=watch))
         if done.folder is not None:
-            kept = f"{done.found} of {len(found)} results were there"
+            kept = f"results that were there, {done.found} of {len(found)}"
             click.echo(f"{model}: {kept}: {done.folder}", err=True)
         return done
 
@@ -328,6 +328,7 @@ def eval_command(
       1  a condition of --fail-if holds, or a case is not as expected
       2  a log is damaged or cannot be read, a model cannot be loaded or failed, a file cannot be
          written, or no recording has a condition's measure
+      130  interrupted
     """  # noqa: D301 - click takes a backspace to keep the lines
     if definitions:
         _define(as_json=as_json)
@@ -357,7 +358,7 @@ def make_suite(found: list[Path], folder: Path) -> NoReturn:
         click.echo(complaint, err=True)
     if not made:
         raise commands.UnusableError(f"{folder} was not written: no recording can be a case")
-    click.echo(f"{folder}: {made} cases, {len(left_out)} recordings left out")
+    click.echo(f"{folder}: cases: {made}, recordings left out: {len(left_out)}")
     sys.exit(0)
 
 
@@ -390,7 +391,7 @@ def judge_suite(request: Request, files: reports.Reports, *, as_json: bool) -> N
         if exit_code == 1:
             click.echo("\n".join(suites.lines_of_cases(cases)), err=True)
     else:
-        commands.print_all(commands.lines_console(), suites.lines_of_cases(cases))
+        commands.print_all(stdout_console(), suites.lines_of_cases(cases))
     sys.exit(exit_code)
 
 
@@ -404,7 +405,7 @@ def _print(done: Evaluation, met: list[str], unknown: list[str], *, as_json: boo
         commands.print_json({**done.to_json(), "failed_conditions": met, "exit_code": exit_code})
         unknown = holding + unknown
     else:
-        terminal = commands.lines_console()
+        terminal = stdout_console()
         commands.print_all(terminal, [*reports.lines_of(done, terminal), *holding])
     for complaint in unknown:
         click.echo(complaint, err=True)
@@ -415,5 +416,5 @@ def _define(*, as_json: bool) -> NoReturn:
     if as_json:
         commands.print_json(reports.definitions_json())
     else:
-        commands.print_all(commands.lines_console(), reports.definition_lines())
+        commands.print_all(stdout_console(), reports.definition_lines())
     sys.exit(0)

@@ -372,7 +372,7 @@ def channels_of(path: Path, count: int) -> list[NDArray[np.float32]]:
     """Read the channels of a WAV file, at 16 kHz; `ValueError`: it has others."""
     samples, rate_hz = soundfile.read(path, dtype="float32", always_2d=True)
     if samples.shape[1] != count:
-        raise ValueError(f"{path.name}: {samples.shape[1]} channels, not {count}")
+        raise ValueError(f"{path.name}: channels: {samples.shape[1]}, not {count}")
     return [
         np.asarray(soxr.resample(channel, rate_hz, INPUT_RATE_HZ), np.float32)
         for channel in samples.T

@@ -637,7 +637,7 @@ def measure_log(
     return attrs.evolve(
         row,
         result="damaged" if damage else "measured",
-        error=f"damaged, {damage} times: not in the summary" if damage else "",
+        error=f"damaged, not in the summary; places: {damage}" if damage else "",
         duration_ns=facts.duration_ns,
         lost=facts.lost,
     )

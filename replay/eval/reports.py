@@ -415,7 +415,7 @@ def _html_row(measure: Measure, cells: Sequence[str], last: str = "") -> str:
 def _compared(done: Evaluation) -> Iterator[str]:
     found = done.comparison
     if found is not None:
-        yield f"<h2>Compared with {_text(found.name)}, {found.sessions} sessions in both</h2>\n"
+        yield f"<h2>Compared with {_text(found.name)}; sessions in both: {found.sessions}</h2>\n"
         heads = (f"<th>{name}</th>" for name in PAIRED_COLUMNS if name != "unit")
         pairs = ((MEASURES[name], paired) for name, paired in found.paired.items())
         lines = (_html_row(it, paired_cells(it, paired)[2:]) for it, paired in pairs)

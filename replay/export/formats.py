@@ -632,6 +632,7 @@ def export_command(
     Exit codes:
       0  written; damage of the log is reported, and the file has gaps there
       2  the log cannot be read, or the file cannot be written; no file is left
+      130  interrupted
     """  # noqa: D301 - click takes a backspace to keep the lines
     suffix = None if output is None else SUFFIXES.get(output.suffix.lower())
     chosen = to or suffix
@@ -657,7 +658,7 @@ def export_command(
         raise commands.unwritable(error, target) from error
     finished, damage_count = made.story.end.finished, made.story.damage_count
     if damage_count:
-        click.echo(f"the log is damaged in {damage_count} places: there are gaps", err=True)
+        click.echo(f"the log is damaged and has gaps; places: {damage_count}", err=True)
     if to_stdout:
         return
     size = target.stat().st_size

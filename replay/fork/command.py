@@ -48,7 +48,7 @@ from ..rerun.full import (
     load_model,
     mismatches,
 )
-from ..shared.commands import NotComparableError, UnusableError, complaint, count, finish
+from ..shared.commands import NotComparableError, UnusableError, complaint, count, counted, finish
 from ..shared.recordings import RecordingType, below, next_to
 from .run import (
     SETTING_NAMES,
@@ -274,6 +274,7 @@ def fork_command(
          is not possible
       3  LOG cannot be continued here: the environment differs, or the model is missing or does not
          reach the recorded state
+      130  interrupted
     """  # noqa: D301 - click takes a backspace to keep the lines
     try:
         pcm = None if sound is None else read_wav(sound)
@@ -299,11 +300,11 @@ def _lines(path: Path, forked: Forked, report: DiffReport) -> list[RenderableTyp
     lines: list[RenderableType] = [
         str(path),
         f"a fork of {label(forked.parent)} at unit {forked.unit}, by model {label(forked.model)}:"
-        f" {forked.units} units",
+        f" {counted(forked.units, 'unit')}",
     ]
     if prefix.held:
         lines.append(
-            f"before it, {prefix.held} of {prefix.units} units were forced to the recording"
+            f"before it, forced to the recording: {prefix.held} of {counted(prefix.units, 'unit')}"
         )
     if prefix.first is not None:
         lines.append(f"before it, not as recorded: {prefix.first}")

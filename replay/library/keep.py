@@ -36,6 +36,7 @@ from ..shared import commands, recordings
 from ..shared.commands import (
     UnusableError,
     Watch,
+    counted,
     finish,
     opened_log,
     printable,
@@ -80,6 +81,7 @@ def marks_command(
     Exit codes:
       0  listed; as it is after the change
       2  the log or the file cannot be read or written, or there is no such mark
+      130  interrupted
     """  # noqa: D301 - click takes a backspace to keep the lines
     if (text is None) is not (at_s is None):
         raise click.UsageError("--add and --at are given together")
@@ -112,7 +114,7 @@ def marks_command(
         for it in found.marks
     ]
     if found.damaged:
-        lines.append(f"{found.damaged} lines cannot be read")
+        lines.append(f"{counted(found.damaged, 'line')} cannot be read")
     finish({"log": str(log), **attrs.asdict(found)}, lines or ["no marks"], as_json=as_json)
 
 
@@ -163,6 +165,7 @@ def verify_command(log: Path, as_json: bool) -> None:
          server was killed, and nothing that a client saw is lost
       1  damaged
       2  no session record is left, or there is no such file
+      130  interrupted
     """  # noqa: D301 - click takes a backspace to keep the lines
     with commands.reading(log):
         report = verify(log)
@@ -176,8 +179,9 @@ def verify_lines(report: Report) -> list[RenderableType]:
     if report.state == "unreadable":
         return [*lines, report.detail or "no session record is left"]
     lines.append(
-        f"{report.blocks} blocks, {report.records} records ({report.first_seq} to"
-        f" {report.last_seq}), {report.units} units, last frame sent {report.last_tx_ordinal}"
+        f"{counted(report.blocks, 'block')}, {counted(report.records, 'record')}"
+        f" ({report.first_seq} to {report.last_seq}), {counted(report.units, 'unit')},"
+        f" last frame sent {report.last_tx_ordinal}"
     )
     if report.tail_bytes:
         lines.append(f"{report.tail_bytes} bytes of an incomplete block at the end are left out")
@@ -190,10 +194,10 @@ def damage_lines(damage: Sequence[Damage], count: int) -> list[RenderableType]:
     """Describe the first damages of a log."""
     lines: list[RenderableType] = []
     for item in damage[:SHOWN_MAX]:
-        lost = f", {item.records} records lost from {item.first_seq}" if item.records else ""
+        lost = f", records lost from {item.first_seq}: {item.records}" if item.records else ""
         lines.append(f"  damage at byte {item.offset}: {item.reason}, {label(item.detail)}{lost}")
     if count > SHOWN_MAX:
-        lines.append(f"  and {count - SHOWN_MAX} more damages")
+        lines.append(f"  and {counted(count - SHOWN_MAX, 'more damage')}")
     return [*lines, *{item.advice: None for item in damage if item.advice}]
 
 
@@ -265,6 +269,7 @@ def recover_command(
       antiphon recordings recover recordings/rec-1.session.zst
       antiphon recordings recover --salvage --output whole.session.zst rec-1.session.zst
       antiphon recordings recover --json recordings | jq '.logs[] | select(.records_lost > 0)'
+      130  interrupted
     """  # noqa: D301 - click takes a backspace to keep the lines
     found, named = _logs_to_rewrite(logs, output), set(logs)
     with progress(2 * sum(map(size_of, found)), "recover") as watch:
@@ -335,11 +340,12 @@ def _recovered_lines(it: Recovered) -> list[str]:
     lines = [f"{it.log}: {it.result}"]
     if it.output is None:
         return lines
-    lines.append(f"  {it.output}: {it.records} records kept, and an end; {it.units} units")
+    kept = f"{counted(it.records, 'record')} kept, and an end"
+    lines.append(f"  {it.output}: {kept}; {counted(it.units, 'unit')}")
     if it.tail_bytes:
         lines.append(f"  {it.tail_bytes} bytes of an incomplete block at the end were left out")
     if it.records_lost:
-        lines.append(f"  {it.records_lost} records are missing; damaged places: {it.damage}")
+        lines.append(f"  missing records: {it.records_lost}; damaged places: {it.damage}")
     elif it.damage:
         lines.append(f"  damaged places, by which no record is lost: {it.damage}")
     return [*lines, f"  reason in its fin: {it.reason}; {show_bytes(it.file_bytes or 0)}"]
@@ -391,6 +397,7 @@ def compact_command(*, logs: tuple[Path, ...], output: Path | None, as_json: boo
       antiphon recordings compact recordings
       antiphon recordings compact recordings/rec-1.session.zst --output archive/rec-1.session.zst
       antiphon recordings compact --json recordings | jq .saved_bytes
+      130  interrupted
     """  # noqa: D301 - click takes a backspace to keep the lines
     found = _logs_to_rewrite(logs, output)
     with progress(sum(map(size_of, found)), "compact") as watch:
@@ -504,6 +511,7 @@ def prune_command(
       0  done, even if no log was removed
       1  some logs could not be removed
       2  the folder or the store cannot be read, or neither an age nor a size is given
+      130  interrupted
     """  # noqa: D301 - click takes a backspace to keep the lines
     if older_than is None and larger_than is None:
         raise click.UsageError("give --older-than SPAN, --larger-than SIZE, or both")
@@ -557,7 +565,7 @@ def _pruned_lines(done: Pruned, dry_run: bool) -> Iterator[str]:
     yield from _more(len(done.removed))
     verb = "would remove" if dry_run else "removed"
     freed, kept = show_bytes(done.freed_bytes), show_bytes(done.kept_bytes)
-    yield f"{verb} {len(done.removed)} logs, {freed}; {done.kept_logs} left, {kept}"
+    yield f"{verb} {counted(len(done.removed), 'log')}, {freed}; {done.kept_logs} left, {kept}"
     if done.held_logs:
         why = f"being written, or changed within the last {FRESH_S:g} s"
         yield f"kept though due: {done.held_logs} ({why})"

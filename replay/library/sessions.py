@@ -19,10 +19,11 @@ import click
 from protocol.values.limits import Mode
 from recorder.storage.listing import Listing, LogFilter, State, Summary
 from recorder.storage.store import Logs
+from runtime.net.process import stdout_console
 
 from ..eval.condition import Condition, ConditionType, Figure, FigureType, judge, show_number
 from ..shared import recordings
-from ..shared.commands import Watch, count, fitted, lines_console, print_json, printable, progress
+from ..shared.commands import Watch, count, counted, fitted, print_json, printable, progress
 from ..shared.commands import reason as reason_of
 from ..shared.recordings import show_bytes
 
@@ -107,6 +108,7 @@ def list_command(
     Exit codes:
       0  listed, even if there are no logs
       2  the folder or the store cannot be read
+      130  interrupted
     """  # noqa: D301 - click takes a backspace to keep the lines
     since_ms = None if since is None else recordings.since_ms(since, time.time())
     log_filter = LogFilter(since_ms=since_ms, **like)
@@ -213,7 +215,7 @@ def _body(place: str, listed: Sequence[Listed], limit: int | None) -> dict[str, 
 
 
 def _print(listed: Sequence[Listed], columns: Sequence[Figure], limit: int) -> None:
-    console, measures = lines_console(), [figure.text for figure in columns]
+    console, measures = stdout_console(), [figure.text for figure in columns]
     if listed:
         rows = [_row(it, columns) for it in listed[:limit]]
         how: dict[str, dict[str, Any]] = {
@@ -231,7 +233,7 @@ def _print(listed: Sequence[Listed], columns: Sequence[Figure], limit: int) -> N
     more = len(listed) - limit
     hidden = f", {more} of them not shown: --limit, --json" if more > 0 else ""
     total = show_bytes(sum(it.summary.file_bytes for it in listed))
-    console.print(f"{len(listed)} sessions, {total}{hidden}", highlight=False)
+    console.print(f"{counted(len(listed), 'session')}, {total}{hidden}", highlight=False)
 
 
 def _row(listed: Listed, columns: Sequence[Figure]) -> tuple[str, ...]:

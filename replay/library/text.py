@@ -20,7 +20,7 @@ from runtime.measures.conversation import TrackedToolCall
 
 from ..rerun.difference import NOTHING, label, show
 from ..rerun.report import EXIT_CODES, Divergence, FullReport, Outcome, ReplayReport, Version
-from ..shared.commands import table
+from ..shared.commands import counted, table
 from ..shared.recordings import show_ms, show_seconds
 from ..story.inspect import Inspection, UtteranceStory
 from ..story.model_calls import ModelCall, calls_text
@@ -48,9 +48,9 @@ def replay_lines(report: ReplayReport, elapsed_s: float) -> list[RenderableType]
     lines: list[RenderableType] = [_verdict(report)]
     old = f", {report.states_of_old} of an older kind not compared" if report.states_of_old else ""
     lines.append(
-        f"{report.records} records, {report.events} events, {report.units} units; as recorded:"
-        f" {report.effects} effects ({report.frames} frames byte for byte),"
-        f" {report.states} states{old}"
+        f"{counted(report.records, 'record')}, {counted(report.events, 'event')},"
+        f" {counted(report.units, 'unit')}; as recorded: {counted(report.effects, 'effect')} "
+        f"({counted(report.frames, 'frame')} byte for byte), {counted(report.states, 'state')}{old}"
     )
     lines.append(
         f"{show_seconds(report.span_ns)} of session {speed_text(report.span_ns, elapsed_s)}"
@@ -93,18 +93,18 @@ def full_lines(report: FullReport, elapsed_s: float) -> list[RenderableType]:
     first, span_ns = report.first_divergence, report.recorded.span_ns
     at = None if first is None else f"diverged at record {first.seq}"
     lines.append(at or _verdict(report.recorded))
-    turns = f", {report.turns} turns answered again" if report.turns else ""
+    turns = f", {counted(report.turns, 'turn')} answered again" if report.turns else ""
     turns += f", {report.turns_changed} with other results" if report.turns_changed else ""
-    turns += f", {report.chunks} seconds heard again" if report.chunks else ""
+    turns += f", {counted(report.chunks, 'second')} heard again" if report.chunks else ""
     turns += f", {report.chunks_changed} with other results" if report.chunks_changed else ""
     lines.append(
-        f"model {label(report.model)}: {report.units} units run again,"
+        f"model {label(report.model)}: {counted(report.units, 'unit')} run again,"
         f" {report.units_changed} with other results{turns};"
         f" {show_seconds(span_ns)} of session {speed_text(span_ns, elapsed_s)}"
     )
     if report.units_held:
-        held = f"{report.units_held} of {report.units} units"
-        lines.append(f"{held} were forced to the recording of which this is a fork, and are again")
+        held = f"{report.units_held} of {counted(report.units, 'unit')}"
+        lines.append(f"forced to the recording of which this is a fork, then and now: {held}")
     if report.logits_changed is not None:
         lines.append(f"the first logits differ from unit {report.logits_changed} on")
     if first is not None:
@@ -207,7 +207,7 @@ def _total(outcomes: Sequence[Outcome], elapsed_s: float) -> str:
     span_ns = sum(outcome.span_ns for outcome in outcomes)
     units = sum(outcome.logic.units for outcome in outcomes if outcome.logic is not None)
     return (
-        f"{len(outcomes)} logs: {', '.join(results)}; {units} units,"
+        f"{counted(len(outcomes), 'log')}: {', '.join(results)}; {counted(units, 'unit')},"
         f" {span_ns / NS_PER_S:.1f} s of session {speed_text(span_ns, elapsed_s)}"
     )
 
@@ -229,7 +229,7 @@ def inspect_lines(found: Inspection) -> list[RenderableType]:
         + (f", marks {len(found.marks)}" if found.marks else ""),
     ]
     if found.damage_count:
-        lines.append(f"damaged   in {found.damage_count} places: this report has gaps")
+        lines.append(f"damaged   in {counted(found.damage_count, 'place')}: this report has gaps")
     if found.diverged_seq is not None:
         lines.append(f"diverged  at record {found.diverged_seq}: no states are known after it")
     if found.fields_ignored:
@@ -313,7 +313,7 @@ def _turn_table(turns: Sequence[ModelCall]) -> RenderableType:
         text = " ".join(filter(None, (turn.text, calls_text(turn.calls))))
         rows.append((*_began(turn), outcome, tokens, _words(text)))
     columns = ("turn", "started", "took", "<outcome", "tokens", "<text")
-    return table(columns, rows, more=_more(len(turns) - ROWS_MAX, "turns"))
+    return table(columns, rows, more=_more(len(turns) - ROWS_MAX, "turn"))
 
 
 def _utterance_table(utterances: Sequence[UtteranceStory]) -> RenderableType:
@@ -323,18 +323,18 @@ def _utterance_table(utterances: Sequence[UtteranceStory]) -> RenderableType:
         cells = (f"{it.chunks} s", outcome.replace("_", " "), tokens, _words(it.text))
         rows.append((*_began(it), *cells))
     columns = ("utterance", "started", "took", "heard", "<outcome", "tokens", "<text")
-    return table(columns, rows, more=_more(len(utterances) - ROWS_MAX, "utterances"))
+    return table(columns, rows, more=_more(len(utterances) - ROWS_MAX, "utterance"))
 
 
 def _unit_table(units: Sequence[ModelCall]) -> RenderableType:
     runs = _runs(units)
-    more = _more(sum(map(len, runs[ROWS_MAX:])), "units")
+    more = _more(sum(map(len, runs[ROWS_MAX:])), "unit")
     columns = ("unit", "started", "took", "<outcome", "kv", "<text")
     return table(columns, map(_unit_row, runs[:ROWS_MAX]), more=more)
 
 
 def _more(count: int, what: str) -> str:
-    return f"and {count} more {what}, see --json" if count > 0 else ""
+    return f"and {counted(count, f'more {what}')}, see --json" if count > 0 else ""
 
 
 def _began(it: ModelCall | UtteranceStory) -> tuple[str, str, str]:
@@ -390,5 +390,5 @@ def _outcome(run: Sequence[ModelCall]) -> str:
         + (f", cut at {unit.cut}" if unit.cut else "")
         + _spoken(sum(unit.audio_ms for unit in run))
         + (", end of turn" if unit.end_of_turn else "")
-        + (f", {unit.frames} video frames" if unit.frames else "")
+        + (f", {counted(unit.frames, 'video frame')}" if unit.frames else "")
     )

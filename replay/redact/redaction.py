@@ -43,7 +43,7 @@ from runtime.model.models import MODELS
 
 from ..rerun.difference import describe
 from ..rerun.logic import LogRegenerator, RegenerationError, head_record, write
-from ..shared.commands import finish, progress, reading, table
+from ..shared.commands import counted, finish, progress, reading, table
 from ..shared.recordings import REDACTED, RecordingType
 from .content import KINDS, TRACES, Kind, Policy, Side, Tally, fill, mute
 from .frames import FrameEditor
@@ -561,6 +561,7 @@ def redact_command(
       0  redacted
       2  nothing was written: LOG cannot be read, is damaged or does not replay, or there is a file
          of that name
+      130  interrupted
     """  # noqa: D301 - click takes a backspace to keep the lines
     if (output is None) is not dry_run:
         raise click.UsageError("give --output or --dry-run")
@@ -605,8 +606,8 @@ def _print(
     shown = table(("<kind", "<side", "pieces", "bytes"), rows, is_ruled=True)
     lines = [shown if removed else "nothing to remove"]
     if short:
-        lines.append(f"{short} pictures were too short to be drawn: only headers are left")
+        lines.append(f"pictures too short to be drawn, only headers are left: {short}")
     if left_out:
-        lines.append(f"{left_out} records that are not the session's own were left out")
-    lines.append(f"{found.records} records" + ("" if output is None else f" in {output}"))
+        lines.append(f"records that are not the session's own, left out: {left_out}")
+    lines.append(counted(found.records, "record") + ("" if output is None else f" in {output}"))
     finish(body, lines, as_json=as_json)

@@ -36,6 +36,7 @@ from recorder.read.reader import LogReader
 from recorder.read.scan import Damage
 from recorder.storage.listing import Summary, summarize
 from recorder.storage.store import local_log
+from runtime.net.process import LINE_CHARS, stdout_console
 
 # -- pages -----------------------------------------------------------------------------------------
 
@@ -84,6 +85,11 @@ def printable(text: str) -> str:
         else char.encode("unicode_escape").decode("ascii")
         for char in text
     )
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a count with its noun: `1 unit`, `2 units`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 @cache
@@ -301,21 +307,11 @@ def finish(
     if as_json:
         print_json(body)
     else:
-        print_all(Console(), lines)
+        print_all(stdout_console(), lines)
     sys.exit(exit_code)
 
 
 # -- tables ---------------------------------------------------------------------------------------
-
-
-LINE_CHARS: Final = 240
-"""Outside a terminal a row is one line, for `grep`; the widest has room."""
-
-
-def lines_console() -> Console:
-    """Return where rows are printed: a terminal, or lines that are not folded."""
-    terminal = Console()
-    return terminal if terminal.is_terminal else Console(width=LINE_CHARS)
 
 
 def fitted(

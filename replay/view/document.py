@@ -304,6 +304,7 @@ def view_command(
     Exit codes:
       0  written; a log with damage is shown with gaps
       2  a log cannot be read, or the page cannot be written
+      130  interrupted
     """  # noqa: D301 - click takes a backspace to keep the lines
     target = output or page_next_to(log)
     is_stdout = str(target) == STDOUT

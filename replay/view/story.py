@@ -147,7 +147,7 @@ def plain(value: Value, depth: int = 0) -> Json:
 
 def _shorten(text: str) -> str:
     more = len(text) - TEXT_CHARS_MAX
-    return f"{text[:TEXT_CHARS_MAX]}… {more} more characters" if more > 0 else text
+    return f"{text[:TEXT_CHARS_MAX]}… {more} more" if more > 0 else text
 
 
 # -- pictures --------------------------------------------------------------------------------------

@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import attrs
 import click
-from rich.console import Console
 from rich.table import Table
 
 from protocol.values.limits import MODES
 
+from ..net.process import stdout_console
 from . import keys as keyfile
 
 FILE: Final = click.option(
@@ -71,7 +71,15 @@ def keys_command() -> None:
 def add_command(
     *, name: str, path: Path, modes: tuple[str, ...], record_always: bool, **limits: Any
 ) -> None:
-    """Make a key of the name NAME and print it, once; the file is made where it is missing."""
+    """Make a key of the name NAME and print it, once; the file is made where it is missing.
+
+    \b
+    Exit codes:
+      0  the key is printed
+      1  the name is taken, or the file cannot be read or changed
+      2  an argument that cannot be used
+      130  interrupted
+    """  # noqa: D301 - click takes a backspace to keep the lines
     if not keyfile.is_name(name):
         raise click.UsageError(
             "a name is 1 to 64 letters, digits and _.@-, a letter or digit first"
@@ -102,7 +110,15 @@ def add_command(
 @click.argument("name")
 @FILE
 def renew_command(*, name: str, path: Path) -> None:
-    """Make another key for NAME, with its limits and its recordings; print it, once."""
+    """Make another key for NAME, with its limits and its recordings; print it, once.
+
+    \b
+    Exit codes:
+      0  the key is printed
+      1  there is no such key, or the file cannot be read or changed
+      2  an argument that cannot be used
+      130  interrupted
+    """  # noqa: D301 - click takes a backspace to keep the lines
     drawn = keyfile.new_key()
 
     def renew(keys: Keys) -> Keys:
@@ -120,7 +136,15 @@ def renew_command(*, name: str, path: Path) -> None:
 @click.argument("name")
 @FILE
 def remove_command(*, name: str, path: Path) -> None:
-    """Remove the key of NAME: it is refused from now on; its running sessions go on."""
+    """Remove the key of NAME: it is refused from now on; its running sessions go on.
+
+    \b
+    Exit codes:
+      0  removed
+      1  there is no such key, or the file cannot be read or changed
+      2  an argument that cannot be used
+      130  interrupted
+    """  # noqa: D301 - click takes a backspace to keep the lines
 
     def remove(keys: Keys) -> Keys:
         _find(keys, name, path)
@@ -133,7 +157,15 @@ def remove_command(*, name: str, path: Path) -> None:
 @keys_command.command("list")
 @FILE
 def list_command(*, path: Path) -> None:
-    """List the keys with their scopes and limits; no key, and no hash, is shown."""
+    """List the keys with their scopes and limits; no key, and no hash, is shown.
+
+    \b
+    Exit codes:
+      0  listed
+      1  the file cannot be read
+      2  an argument that cannot be used
+      130  interrupted
+    """  # noqa: D301 - click takes a backspace to keep the lines
     try:
         file = keyfile.read_key_file(path)
     except keyfile.KeyFileError as error:
@@ -145,7 +177,7 @@ def list_command(*, path: Path) -> None:
         table.add_row(
             key.name, key.scope, *shown, "all" if key.modes is None else ", ".join(key.modes)
         )
-    Console().print(table)
+    stdout_console().print(table)
     if file.warning is not None:
         click.echo(f"Warning: {path}: {file.warning}", err=True)
 

@@ -444,7 +444,7 @@ class AccessControl:
         if key is None:
             raise Denied(
                 "wrong_key" if shown else "no_key",
-                "this server wants a valid key, once: authorization: bearer KEY, or the "
+                "this server needs one valid key: the header Authorization: Bearer KEY, or the "
                 f"subprotocols {SUBPROTOCOL} and {KEY_SUBPROTOCOL}KEY",
                 headers=[ask],
             )

@@ -220,7 +220,7 @@ class Api:
         host = request.client.host if request.client else ""
         party, server = principal_of(request).name or origin_of(host), self._server()
         stopped = 0 if server is None else server.cancel_answers(party)
-        return json_response({"success": stopped > 0, "message": f"{stopped} answers end"})
+        return json_response({"success": stopped > 0, "message": f"answers that end: {stopped}"})
 
     async def _list_sessions(self, request: Request) -> Response:
         sessions = [session_json(session) for session in self._sessions(principal_of(request))]

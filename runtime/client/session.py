@@ -266,6 +266,8 @@ def endpoint(url: str, mode: Mode, dialect: str = "realtime") -> str:
     """
     parts = urlsplit(normal_url(url))
     query = [(name, value) for name, value in parse_qsl(parts.query) if name != "mode"]
+    if (asked := dict(parse_qsl(parts.query)).get("mode", mode)) != mode:
+        raise errors.AddressError(f"{url!r} asks for mode {asked}, not {mode}: leave the mode out")
     path = parts.path if parts.path.strip("/") else REALTIME_PATH
     paths = {"legacy-chat": CHAT_PATH, "live": LIVE_PATH, "openai": REALTIME_PATH}
     label = f"{'adx' if mode == 'audio' else 'omni'}_{uuid4().hex[:12]}"

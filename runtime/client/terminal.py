@@ -136,7 +136,7 @@ def show_connection(change: Reconnecting | Reconnected) -> str:
     if isinstance(change, Reconnecting):
         again = f" (attempt {change.attempt})" if change.attempt > 1 else ""
         return f"connection lost, reconnecting in {change.wait_s:.1f} s{again}"
-    skipped = f"; {change.skipped} messages to the server were lost" if change.skipped else ""
+    skipped = f"; messages to the server that were lost: {change.skipped}" if change.skipped else ""
     return f"reconnected after {change.away_s:.1f} s{skipped}"
 
 

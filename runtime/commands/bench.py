@@ -139,7 +139,7 @@ def print_found(found: Found, show: Callable[[Console, Found], None], *, as_json
         options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
         click.echo(orjson.dumps(attrs.asdict(found), option=options), nl=False)
     else:
-        show(Console(), found)
+        show(process.stdout_console(), found)
 
 
 def machine_line(facts: Mapping[str, object]) -> str:
@@ -572,7 +572,14 @@ def engine_command(
     Both run in turns on one model, so that what else the machine does meets both. Counts go up
     until 1% of the units come more than a second late. `busy_ms`, the CPU time of a unit, is what
     can be compared on a machine that does something else as well.
-    """
+
+    \b
+    Exit codes:
+      0  measured
+      1  the model cannot be loaded, or failed
+      2  an option that cannot be used
+      130  interrupted
+    """  # noqa: D301 - click takes a backspace to keep the lines
     frames = (camera_frame(0),) if pictures else ()
     load = Load(speech=load_speech(), seconds=seconds, doing=doing, frames=frames)
     modes = MODES[:1] if batched_only else MODES
@@ -635,7 +642,7 @@ def measure_engine(
                     continue
                 run = measure(Case(mode=mode, arrival=arrival, sessions=count))
                 verdict = "served" if run.is_served else "not served"
-                show(f"{count} sessions, {arrival}, {mode}: {verdict}, {run.busy_ms} ms CPU a unit")
+                show(f"sessions {count}, {arrival}, {mode}: {verdict}, {run.busy_ms} ms CPU a unit")
                 search.note(count, is_served=run.is_served)
                 mine.append(run)
         runs += mine
@@ -653,7 +660,7 @@ def _backend(model: DuplexModel, mode: Mode) -> EngineBackend:
 def _show_engine(console: Console, found: EngineBenchResult) -> None:
     where = f"{found.device}, {found.dtype}, {found.attention}"
     console.print(
-        f"{found.model} on {where}, {found.doing}, {found.seconds} units a session"
+        f"{found.model} on {where}, {found.doing}, units a session: {found.seconds}"
         f"{', each with a picture' * found.pictures}"
     )
     console.print(machine_line(found.machine), "\n", highlight=False)
@@ -681,15 +688,15 @@ def _show_engine(console: Console, found: EngineBenchResult) -> None:
         console.print(f"A single unit, ms by stage: {stages}", highlight=False)
     rebuilt = found.rebuilt
     console.print(
-        f"A session of {rebuilt.units} units is rebuilt at {rebuilt.exact:.0f} times real time, in "
-        f"long prefills at {rebuilt.fast:.0f}, with all its speech at {rebuilt.voiced:.0f}",
+        f"Rebuilding a session, units {rebuilt.units}: {rebuilt.exact:.0f} times real time, in "
+        f"long prefills {rebuilt.fast:.0f}, with all its speech {rebuilt.voiced:.0f}",
         highlight=False,
     )
 
 
 def _served_line(each: Served) -> str:
     at_least = "at least " if each.is_bounded else ""
-    line = f"Due {each.arrival}: {at_least}{each.batched} sessions in batches"
+    line = f"Due {each.arrival}: sessions in batches: {at_least}{each.batched}"
     if each.single is not None:
         line += f", {each.single} one at a time"
     line += ", with under 1% of units missed"

@@ -33,6 +33,7 @@ from ..client.errors import ClientError
 from ..client.resuming import Reconnected, Reconnecting
 from ..client.sdk import Dialect, connect
 from ..media.sound import AudioFileError, read_wav, write_wav
+from ..media.voices import NO_VOICE
 from ..net.process import run
 
 # -- a conversation --------------------------------------------------------------------------------
@@ -258,7 +259,8 @@ def chat_command(
 
     Without TEXT the question is read from standard input; on a terminal, one after the other,
     until Ctrl-D. Pictures, sound and video come before the words of the first question. With
-    --speak all answers are written as one WAV file (mono, 24 kHz), one after the other.
+    --speak all answers are written as one WAV file (mono, 24 kHz), one after the other; a file of
+    that name is replaced.
 
     \b
     Example:
@@ -275,6 +277,7 @@ def chat_command(
       0  all was answered
       1  the server could not be reached, refused, or reported an error
       2  a file or an option that cannot be used
+      130  interrupted
     """  # noqa: D301 - click takes a backspace to keep the lines
     config = ChatConfig(max_new_tokens=max_tokens)
     if temperature is not None:
@@ -297,7 +300,15 @@ def chat_command(
     except FAILURES as error:
         if as_json:
             terminal.echo_error(error)
-        raise click.ClickException(terminal.explain(error)) from error
+        raise click.ClickException(_explain(error, chat)) from error
+
+
+def _explain(error: Exception, chat: Chat) -> str:
+    """Say what went wrong; where a voice was named, also which."""
+    text, voice = terminal.explain(error), chat.speech and chat.speech.voice
+    if NO_VOICE in text and isinstance(voice, rq.VoiceName):
+        text += f": {voice.name!r} is neither a file here nor in the server's library (--voices)"
+    return text
 
 
 def _converse(chat: Chat) -> None:
@@ -311,7 +322,7 @@ def _converse(chat: Chat) -> None:
         except KeyboardInterrupt:
             click.echo("\n(cut short and discarded)", err=True)
         except FAILURES as error:
-            click.echo(f"Error: {terminal.explain(error)}", err=True)
+            click.echo(f"Error: {_explain(error, chat)}", err=True)
 
 
 def _read_all() -> str:

@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -121,7 +122,7 @@ model_option: Final = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("demo"),
     show_default=True,
-    help="Folder of the log and the reply, created if missing.",
+    help="Folder of the log and the reply, created if missing; a reply in it is replaced.",
 )
 @click.option("--speech", type=click.Path(path_type=Path), help="Say this WAV [default: a sample].")
 @click.option(
@@ -394,18 +395,26 @@ def _echo_check(demo: Demo, check: Check) -> None:
     demo.echo(text, type="check", **attrs.asdict(check))
 
 
+def _typed() -> str:
+    """What to type for this Antiphon: its path where the shell would find another, or none."""
+    own, found = Path(sys.executable).with_name("antiphon"), shutil.which("antiphon")
+    is_found = not own.exists() or (found is not None and own.samefile(found))
+    return "antiphon" if is_found else os.path.relpath(own)
+
+
 def _conclude(demo: Demo, tally: Tally, log: Path, checks: list[Check]) -> None:
     failed = [f"antiphon {check.command}" for check in checks if check.exit_code != 0]
     if not demo.plan.is_answered(tally):
         failed.insert(0, "the model did not answer")
+    antiphon = _typed()
     text = f"""
 log:    {log}
 reply:  {demo.folder / "reply.wav"}
 
 Try next:
-  antiphon recordings inspect {log}
-  antiphon talk {demo.speech}      while a server runs, or any WAV of yours
-  antiphon serve --open --record {demo.folder}      and talk to it yourself
+  {antiphon} recordings inspect {log}
+  {antiphon} talk {demo.speech}      while a server runs, or any WAV of yours
+  {antiphon} serve --open --record {demo.folder}      and talk to it yourself
       It serves the model and opens the console, http://127.0.0.1:8006/, in your browser.
       Its Recordings have this session."""
     if not has_moonshine():

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..model.models import ModelUnknownError, ModelUnusableError, explained, model_folder
-from ..net.process import importing
+from ..net.process import importing, stdout_console
 from ..settings.settings import QUANTIZATIONS, Settings
 from ..settings.sources import loading_options
 
@@ -220,7 +220,7 @@ class _Examination:
             yield Finding(check="vocoder", state="problem", says=says, do=LAYOUT)
         says = "pieces of sound"
         if has_published(assets):
-            says = f"token2wav, {self.settings.voice_steps} steps"
+            says = f"token2wav, steps: {self.settings.voice_steps}"
             says += "" if has_default(assets) else "; sessions without reference audio get text"
         yield Finding(check="vocoder", state="ok", says=says)
 
@@ -266,12 +266,12 @@ class _Examination:
         says = (
             f"weights {_gb(self.memory.weight_bytes)}, "
             f"{f'{_gb(voices)} on the host to read voices, ' * bool(voices)}a session {each}; "
-            f"{_gb(self.memory.free_bytes)} free: {fit} sessions fit"
+            f"{_gb(self.memory.free_bytes)} free, sessions that fit: {fit}"
             f"{f' (with --quantize: {quantized})' * bool(quantized)}"
         )
         wanted = self.settings.slots or 1
         if fit < wanted:
-            do = f"ask for at most {fit} slots, or " if fit else ""
+            do = f"give --slots {fit}, or " if fit else ""
             do += f"free memory, or take --quantize, a smaller --dtype, another device ({OPTIONS})"
             return Finding(check="memory", state="problem", says=says, do=do)
         return Finding(check="memory", state="ok", says=says)
@@ -353,13 +353,15 @@ def doctor_command(*, as_json: bool, **asked: Any) -> None:
     Exit codes:
       0  it can be served
       1  it would not; each problem says what to do
+      2  an option that cannot be used
+      130  interrupted
     """  # noqa: D301 - click takes a backspace to keep the lines
     found = examine(Settings(**asked))
     if as_json:
         options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
         click.echo(orjson.dumps(attrs.asdict(found), option=options), nl=False)
     else:
-        _show(Console(), found)
+        _show(stdout_console(), found)
     sys.exit(0 if found.would_serve else 1)
 
 

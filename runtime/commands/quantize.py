@@ -26,7 +26,14 @@ def quantize_command(folder: str, form: str, output: Path | None) -> None:
 
     The new folder is in GPTQ's form and serves as `--quantize` does, with the same bytes, but loads
     sooner. A shard of the weights must fit into memory.
-    """
+
+    \b
+    Exit codes:
+      0  saved
+      1  the checkpoint cannot be used, or the new folder exists or cannot be written
+      2  an option that cannot be used
+      130  interrupted
+    """  # noqa: D301 - click takes a backspace to keep the lines
     with importing():
         from ..model.backends.minicpmo.checkpoint import save_quantized
 

@@ -337,6 +337,13 @@ def schema_command(output: Path | None) -> None:
     \b
     Example:
       antiphon dev schema --output antiphon.json
+
+    \b
+    Exit codes:
+      0  written
+      1  the file cannot be written
+      2  an option that cannot be used
+      130  interrupted
     """  # noqa: D301 - click takes a backspace to keep the lines
     options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
     text = orjson.dumps(asyncapi(), option=options).decode()

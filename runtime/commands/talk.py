@@ -259,8 +259,8 @@ SILENCE_S: Final = 10
 @click.option(
     "--reply",
     type=click.Path(path_type=Path),
-    help="File for the model's speech [default: FILE's name with .reply.wav, in this folder; "
-    "none with --mic].",
+    help="File for the model's speech; one that exists is replaced. [default: FILE's name with "
+    ".reply.wav, in this folder; none with --mic]",
 )
 @click.option(
     "--wait-s",
@@ -379,6 +379,8 @@ def _check(file: Path | None, reply: Path | None) -> None:
         raise terminal.UnusableError(f"--reply: there is no folder {reply.parent}")
     if reply.is_dir() or (reply.exists() and file and reply.samefile(file)):
         raise terminal.UnusableError(f"--reply: {reply} would be overwritten")
+    if reply.exists():
+        click.echo(f"{reply} exists and will be replaced; --reply names another file", err=True)
 
 
 def _choose_view(*, as_json: bool, is_file: bool) -> View:

@@ -134,6 +134,7 @@ def transcribe_command(*, file: Path, no_record: bool, as_json: bool, **how: Any
       0  all of it was transcribed
       1  the server could not be reached, refused, reported an error, or ended it
       2  a file or an option that cannot be used
+      130  interrupted
     """  # noqa: D301 - click takes a backspace to keep the lines
     if no_record and how["model"] is None:
         raise click.UsageError("--no-record needs the model's name: add --model NAME")

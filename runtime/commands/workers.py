@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 
 import click
 import orjson
-from rich.console import Console
 from rich.table import Table
 
 from ..client import terminal
 from ..client.session import REALTIME_PATH
 from ..client.websocket import cannot_connect, reason_of
+from ..net.process import stdout_console
 
 ANSWER_WAIT_S: Final = 30.0
 """A server waits 10 s for a worker's greeting; what takes longer hangs."""
@@ -74,7 +74,14 @@ def list_command(*, url: str, key: str | None, as_json: bool) -> None:
 
     A worker is serving, draining (its sessions move), condemned (lost, or a call hangs in it) or
     loading (its replacement is loaded). Workers with the same fingerprint hold the same model.
-    """
+
+    \b
+    Exit codes:
+      0  done
+      1  the server could not be reached, or refused
+      2  an option that cannot be used
+      130  interrupted
+    """  # noqa: D301 - click takes a backspace to keep the lines
     workers = _ask(url, key, "GET")["workers"]
     if as_json:
         for worker in workers:
@@ -88,7 +95,7 @@ def list_command(*, url: str, key: str | None, as_json: bool) -> None:
         names = ("number", "where", "state", "slots", "free", "leased", "fingerprint")
         shown = [terminal.clean(str(worker[name]), kept="") for name in names]
         table.add_row(*shown, "-" if age_s is None else f"{age_s:.0f} s")
-    Console().print(table, markup=False)
+    stdout_console().print(table, markup=False)
 
 
 @click.command("drain")
@@ -102,11 +109,18 @@ def drain_command(*, number: int, wait: bool, url: str, key: str | None, as_json
 
     It is closed when the last has left, and nothing takes its place. The last worker that serves
     is not drained: add another first.
-    """
+
+    \b
+    Exit codes:
+      0  done
+      1  the server could not be reached, or refused
+      2  an option that cannot be used
+      130  interrupted
+    """  # noqa: D301 - click takes a backspace to keep the lines
     worker, reported = _ask(url, key, "POST", f"/{number}/drain"), None
     while True:
         if (left := worker["leased"]) != reported:
-            _show(worker, f"worker {number} is draining, {left} sessions left", as_json)
+            _show(worker, f"worker {number} is draining, sessions left: {left}", as_json)
             reported = left
         if not wait:
             return
@@ -129,9 +143,16 @@ def add_command(*, address: str, url: str, key: str | None, as_json: bool) -> No
     The address is one as the server sees it. The worker must run, and hold the same model as the
     others. Only a server that was started with --worker-address takes more workers; after a
     restart it knows those of its settings again.
-    """
+
+    \b
+    Exit codes:
+      0  done
+      1  the server could not be reached, or refused
+      2  an option that cannot be used
+      130  interrupted
+    """  # noqa: D301 - click takes a backspace to keep the lines
     worker = _ask(url, key, "POST", body=orjson.dumps({"address": address}))
-    _show(worker, f"worker {worker['number']} serves {worker['slots']} slots", as_json)
+    _show(worker, f"worker {worker['number']} serves, slots: {worker['slots']}", as_json)
 
 
 def _show(worker: Worker, text: str, as_json: bool) -> None:

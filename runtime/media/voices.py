@@ -25,6 +25,7 @@ VOICES_BYTES_MAX: Final = 1 << 30
 SUFFIX: Final = ".wav"
 NAME_RULE: Final = f"1 to {VOICE_NAME_CHARS_MAX} letters, digits, _, - and ., no dot at the front"
 """The rule for names, for people."""
+NO_VOICE: Final = "there is no voice of that name"
 
 VoiceRefusal = Literal["name", "exists", "full"]
 
@@ -141,4 +142,4 @@ def is_voice_name(text: str) -> bool:
 
 def no_such_voice() -> MediaError:
     """The error for a name that no voice has."""
-    return MediaError("there is no voice of that name")
+    return MediaError(NO_VOICE)

@@ -276,9 +276,9 @@ class _Server:
             return 503, "the server has no room for another connection"
         if refusal == "address":
             at_once = self._monitor.settings.connections_per_address_max
-            return 429, f"an address may have {at_once} connections at once"
+            return 429, f"the limit of connections at once from an address is {at_once}"
         per_s = self._monitor.settings.connections_per_address_per_s_max
-        return 429, f"an address may open {per_s:g} connections a second"
+        return 429, f"the limit of connections a second from an address is {per_s:g}"
 
     async def _route(self, link: Link, peer: Address) -> None:
         wait_s = self._monitor.settings.handshake_s

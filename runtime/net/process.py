@@ -1,4 +1,4 @@
-"""The process: its memory, in the C library and the garbage collector, and its event loop.
+"""The process: its memory, in the C library and the garbage collector, its output, its event loop.
 
 A unit passes through half a dozen buffers of some 100 kB. glibc returns memory as soon as 128 kB
 lie free at the heap's end, and takes it back page by page for the next frame: a fifth of the CPU
@@ -17,7 +17,10 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, TypeVar, TypeVarTuple, Unpack
+from typing import TYPE_CHECKING, Final, TypeVar, TypeVarTuple, Unpack
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 HEAP_SPARE_BYTES: Final = 64 << 20
 """Free memory that is kept: the need of a hundred units in flight."""
@@ -82,6 +85,21 @@ def freeze_gc() -> None:
 def unfreeze_gc() -> None:
     """Let the collector see them again, to free a model that is replaced."""
     gc.unfreeze()
+
+
+# -- standard output -----------------------------------------------------------------------------
+
+
+LINE_CHARS: Final = 4096
+"""Outside a terminal a row is one line, for `grep`; no path is longer (PATH_MAX)."""
+
+
+def stdout_console() -> Console:
+    """Return where rows are printed: a terminal, or lines that are neither folded nor cut."""
+    from rich.console import Console  # a server does not need it
+
+    terminal = Console()
+    return terminal if terminal.is_terminal else Console(width=LINE_CHARS)
 
 
 # -- the event loop, and Ctrl-C --------------------------------------------------------------------

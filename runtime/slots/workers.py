@@ -534,7 +534,7 @@ class Workers:
         one is there. `WorkersDifferError`: it cannot stand in. `BackendError`: it does not serve.
         """
         if self._extend is None:
-            raise LocalProtocolError("the workers of this server have no addresses")
+            raise LocalProtocolError("its workers have no addresses; it needs --worker-address")
         return (await self.take(self._extend(address))).worker
 
     async def take(self, new: NewPlace) -> Place:

@@ -1024,7 +1024,7 @@ function mayPass(error) {
 /** @param {string} address @param {Options} options */
 async function open(address, options) {
   const Socket = options.WebSocket ?? /** @type {any} */ (globalThis).WebSocket;
-  if (!Socket) throw new MisuseError("there is no global WebSocket: give one as an option");
+  if (!Socket) throw new MisuseError("there is no global WebSocket, as in Node before 22: give one as the option WebSocket");
   // A browser cannot set headers: a key goes as a subprotocol, of which the server picks the other.
   const protocols = options.key === undefined ? [] : ["antiphon", `antiphon.key.${options.key}`];
   const { resume: isResumable = true, random = Math.random, onConnection } = options;

@@ -168,7 +168,7 @@ def test_a_server_with_its_own_model_connects_nowhere(tmp_path: Path) -> None:
         body = json.dumps({"address": other}).encode()
         path = "/api/workers"
         answer = request(server.address, path, method="POST", body=body, headers={})
-        assert (answer.status, "have no addresses" in answer.said["message"]) == (409, True)
+        assert (answer.status, "needs --worker-address" in answer.said["message"]) == (409, True)
         (worker,) = request(server.address, path, headers={}).said["workers"]
         assert (worker["where"], worker["state"]) == ("embedded", "serving")
 

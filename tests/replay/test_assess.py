@@ -388,7 +388,7 @@ def test_a_build_fails_by_a_difference(folder: Path, tmp_path: Path) -> None:
     row = next(line.split() for line in result.stdout.splitlines() if "time_to_first" in line)
     assert row[:2] == ["time_to_first_audio", "s"]
     shown = page.read_text("utf-8")
-    assert f"<h2>Compared with recorded, {COUNT} sessions in both</h2>" in shown
+    assert f"<h2>Compared with recorded; sessions in both: {COUNT}</h2>" in shown
     assert "worst first by the difference of overlap" in shown
     assert shown.count(f"antiphon recordings view {tmp_path / 'runs'}") == COUNT
     body = told(folder, *how, *keep, "--by", "overlap")

@@ -184,7 +184,7 @@ def test_a_damaged_log_is_an_error_and_no_failure(folder: Path) -> None:
     assert kinds["v1-damaged-twice"] == [("error", "damaged")]
     assert kinds["empty"] == [("error", "unreadable")]
     assert kinds["quick"] == [("failure", "errors")]
-    assert " times: not in the summary" in html
+    assert "damaged, not in the summary" in html
     assert "1 unreadable" in html
 
 

@@ -597,7 +597,7 @@ def test_a_held_fork_replays(log: Path, at: int) -> None:
     report = full_replay(path, ScriptedBackend(quick))
     assert report.identical, report.first_divergence
     assert (report.units, report.units_held, report.units_changed) == (13, at, 0)
-    assert f"{at} of 13 units were forced to the recording of which this is a fork" in told(report)
+    assert f"is a fork, then and now: {at} of 13 units" in told(report)
 
 
 def test_a_fork_of_a_held_fork_replays(log: Path) -> None:

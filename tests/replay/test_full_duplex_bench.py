@@ -157,7 +157,7 @@ def test_recordings_are_written_as_they_are_read(tmp_path: Path) -> None:
     """The benchmark's scripts would hear another conversation."""
     log, folder = recorded(tmp_path), tmp_path / "bench"
     done = bench("folders", folder, log)
-    assert (done.exit_code, "1 cases, 0 recordings left out" in done.output) == (0, True)
+    assert (done.exit_code, "cases: 1, recordings left out: 0" in done.output) == (0, True)
     user, rate_hz = soundfile.read(folder / "1" / "input.wav", dtype="int16")
     model, _ = soundfile.read(folder / "1" / "output.wav", dtype="int16")
     assert (rate_hz, len(user)) == (INPUT_RATE_HZ, len(model))

@@ -181,7 +181,7 @@ def test_marks_next_to_the_log_are_shown(log: Path, tmp_path: Path) -> None:
     assert [it["is_later"] for it in body["marks"]] == [True, False, False]
     text = CliRunner().invoke(inspect_command, [str(log)]).stdout
     assert "mark      1.500 s '-->\\n\\x1b[31m<script>' (next to the log)" in text
-    assert "marks     1 lines next to the log cannot be read" in text
+    assert "marks     lines next to the log that cannot be read: 1" in text
     page = tmp_path / "page.html"
     assert CliRunner().invoke(view_command, [str(log), "-o", str(page)]).exit_code == 0
     assert '"text":"--\\u003e\\n\\u001b[31m\\u003cscript\\u003e","by":"bert"' in page.read_text()

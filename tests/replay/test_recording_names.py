@@ -80,7 +80,7 @@ def test_the_folder_is_that_of_the_server(here: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv(FOLDER_VARIABLE, str(here / "one"))
     assert antiphon("recordings verify c").exit_code == 0
     assert f"no recording b in {here / 'one'}" in antiphon("recordings verify b").stderr
-    assert "1 sessions" in antiphon("recordings list").stdout
+    assert "1 session," in antiphon("recordings list").stdout
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from recorder.storage.remote import RemoteStore
 from recorder.storage.store import Store
 from replay.eval.evaluate import MEASURES, measure_logs, sum_up
 from replay.library.sessions import list_command
-from replay.shared.commands import unwatched
+from replay.shared.commands import counted, unwatched
 from runtime import RUN
 from tests.project.terminal import on_terminal
 from tests.replay.exported import GOLDEN
@@ -87,7 +87,7 @@ def test_all_conditions_must_hold(folder: Path, conditions: list[str], found: se
     body = told(list_command, folder, *options)
     assert {log["recording_id"] for log in body["logs"]} == found
     assert body["found_logs"] == len(found)
-    assert f"{len(found)} sessions" in call(list_command, folder, *options).stdout
+    assert counted(len(found), "session") in call(list_command, folder, *options).stdout
 
 
 def test_json_has_the_named_measures_as_eval_does(folder: Path) -> None:

@@ -130,7 +130,7 @@ def test_a_suite_is_made_of_recordings(tmp_path: Path) -> None:
     result = call(AUDIO, CHAT, "--record-suite", made)
     assert result.exit_code == 0
     assert "only duplex sessions are judged" in result.output
-    assert "1 cases, 1 recordings left out" in result.output
+    assert "cases: 1, recordings left out: 1" in result.output
     code, cases = judged(made)
     assert (code, [it["failures"] for it in cases]) == (0, [[]])
     again = call(AUDIO, "--record-suite", made)

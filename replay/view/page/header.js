@@ -120,7 +120,7 @@ function sentence(session) {
     told.push(`${many(units.length, "unit")}: ${words.join(", ")}`);
   }
   if (turns.length) told.push(many(turns.length, "turn"));
-  told.push(`${count(story.frames_received)} frames received, ${count(story.frames_sent)} sent`);
+  told.push(`${many(story.frames_received, "frame")} received, ${count(story.frames_sent)} sent`);
   if (shortened.length) told.push(`${count(shortened.length)} kept shortened, for they were refused`);
   if (drops.length) told.push(`${many(drops.length, "second")} of input dropped`);
   if (playback.length) {

@@ -254,7 +254,7 @@ function kvLane({ story }) {
       if (!point) return null;
       const share =
         limit === null ? [] : [`${((100 * point[1]) / limit).toFixed(1)} % of ${count(limit)}`];
-      return { title: `${count(point[1])} tokens`, lines: share, at: point[0], seq: null };
+      return { title: many(point[1], "token"), lines: share, at: point[0], seq: null };
     },
   };
 }

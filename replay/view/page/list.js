@@ -3,7 +3,7 @@
  * The filter is words, all of which must stand somewhere in a record, and groups that are left out.
  */
 
-import { clock, count, summary } from "./format.js";
+import { clock, count, many, summary } from "./format.js";
 import { GROUPS } from "./data.js";
 
 const ROW_PX = 28;
@@ -57,7 +57,7 @@ export class RecordList {
     const all = this.rows.length;
     const some = this.shown.length;
     this.counter.textContent =
-      some === all ? `${count(all)} records` : `${count(some)} of ${count(all)} records`;
+      some === all ? many(all, "record") : `${count(some)} of ${many(all, "record")}`;
     this.view.setAttribute("aria-rowcount", String(some));
     this.space.style.height = `${some * ROW_PX}px`;
     this.render();

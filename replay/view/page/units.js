@@ -5,7 +5,7 @@
  * column as high as all of that took.
  */
 
-import { count, span } from "./format.js";
+import { many, span } from "./format.js";
 import { lastBefore } from "./data.js";
 import { drawGlyph, faded, fillBox, FONT, writeFitted } from "./paint.js";
 
@@ -67,7 +67,7 @@ export function unitLines(unit) {
   }
   if (why) lines.push(why);
   if (unit.cut) lines.push(`cut at ${unit.cut.stage}, step ${unit.cut.step}`);
-  if (unit.kv_length !== null) lines.push(`${count(unit.kv_length)} tokens`);
+  if (unit.kv_length !== null) lines.push(many(unit.kv_length, "token"));
   if (unit.text) lines.push(`“${unit.text.trim()}”`);
   return lines;
 }
@@ -216,12 +216,12 @@ export function turnLines(turn) {
   const lines = [];
   if (turn.prefilled !== null)
     lines.push(
-      `prefill ${span(turn.prefilled - turn.started)}, ${count(turn.input_tokens ?? 0)} tokens`,
+      `prefill ${span(turn.prefilled - turn.started)}, ${many(turn.input_tokens ?? 0, "token")}`,
     );
   if (turn.done !== null)
     lines.push(
       `answer ${span(turn.done - (turn.prefilled ?? turn.started))}`,
-      `${count(turn.generated_tokens)} tokens`,
+      many(turn.generated_tokens, "token"),
     );
   if (turn.audio_ms) lines.push(`${span(turn.audio_ms / 1000)} of speech`);
   if (turn.text) lines.push(`“${turn.text.trim()}”`);

@@ -225,7 +225,7 @@ async def test_tls_with_a_server_that_has_none() -> None:
     [
         ("ws://h:1", "ws://h:1/v1/realtime?mode=audio"),
         ("ws://h:1/", "ws://h:1/v1/realtime?mode=audio"),
-        ("wss://h/v1/realtime?mode=video", "wss://h/v1/realtime?mode=audio"),
+        ("wss://h/v1/realtime?mode=audio", "wss://h/v1/realtime?mode=audio"),
         ("ws://h/other?a=b", "ws://h/other?a=b&mode=audio"),
         ("ws://[::1]:8006", "ws://[::1]:8006/v1/realtime?mode=audio"),
         ("127.0.0.1:8006", "ws://127.0.0.1:8006/v1/realtime?mode=audio"),
@@ -238,6 +238,14 @@ async def test_tls_with_a_server_that_has_none() -> None:
 def test_an_address_is_completed(url: str, address: str) -> None:
     """What `serve` prints, or what one types, would not connect."""
     assert endpoint(url, "audio") == address
+
+
+def test_an_address_of_another_mode_is_refused() -> None:
+    """The mode in the address would be dropped without a word."""
+    url = "http://h:1/v1/realtime?mode=chat"
+    assert endpoint(url, "chat") == "ws://h:1/v1/realtime?mode=chat"
+    with pytest.raises(AddressError, match="asks for mode chat, not audio: leave the mode out"):
+        endpoint(url, "audio")
 
 
 @pytest.mark.parametrize(

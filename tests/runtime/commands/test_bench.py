@@ -122,7 +122,7 @@ def test_the_command_prints_what_it_measured(checkpoint: Path) -> None:
     assert body["rebuilt"]["units"] == 2
     assert min(body["rebuilt"][name] for name in ("exact", "fast", "voiced")) > 0
     assert "Due together: " in shown
-    assert "is rebuilt at " in shown
+    assert "Rebuilding a session, units 2: " in shown
 
 
 def test_a_part_of_the_runs_can_be_chosen(checkpoint: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_part_of_the_runs_can_be_chosen(checkpoint: Path) -> None:
     assert served["batched"] == 1
     assert [served[name] for name in ("single", "ratio", "busy_ratio")] == [None] * 3
     assert "each with a picture" in shown
-    assert "1 sessions in batches, with under 1% of units missed\n" in shown
+    assert "sessions in batches: at least 1, with under 1% of units missed\n" in shown
 
 
 @pytest.mark.parametrize("counts", ["", "1,x", "0", "1000"])

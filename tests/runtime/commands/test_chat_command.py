@@ -121,6 +121,13 @@ def test_a_voice_is_sent(tmp_path: Path) -> None:
     assert heard[1]["tts"]["ref_audio_path"] == "anna"
 
 
+def test_a_voice_that_is_nowhere_is_named(url: str, tmp_path: Path) -> None:
+    """A user would not learn that a file's name was taken for one of the library."""
+    result = ask("?", "--speak", tmp_path / "out.wav", "--voice", "bob", "--url", url)
+    assert result.exit_code == 1
+    assert "'bob' is neither a file here nor in the server's library" in result.stderr
+
+
 def test_json_is_for_programs(url: str) -> None:
     """A script could not read what was said."""
     result = ask("Hello", "--json", "--speak", os.devnull, "--url", url)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 from urllib.request import urlopen
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -38,6 +39,11 @@ def antiphon(*arguments: str) -> Result:
     return CliRunner().invoke(main, arguments)
 
 
+def is_group(command: click.Command) -> bool:
+    """Whether it only holds others."""
+    return isinstance(command, click.Group)
+
+
 COMMANDS: Final = [name for name, _ in all_commands()]
 
 
@@ -49,6 +55,16 @@ def test_every_command_exists_and_explains_itself(command: str) -> None:
     assert shown.output.startswith(f"Usage: main {command}")
     *group, name = command.split()
     assert f"  {name} " in antiphon(*group, "--help").output
+
+
+@pytest.mark.parametrize("command", [name for name, it in all_commands() if not is_group(it)])
+def test_a_command_lists_its_exit_codes(command: str) -> None:
+    """A script could not tell an interrupt, or a mistake, from a verdict."""
+    _, found, codes = antiphon(*command.split(), "--help").output.partition("Exit codes")
+    assert found
+    listed = re.findall(r"^ +(\d+(?:, \d+)*)  ", codes, re.MULTILINE)
+    assert {"0", "2"} <= {*listed}
+    assert "130" in codes or "ended by a signal" in codes
 
 
 def test_a_command_that_is_not_there_is_said_to_be() -> None:

@@ -1,9 +1,10 @@
-"""Arguments whose bytes are not UTF-8: a file's name may be such, a text may not."""
+"""Texts on the command line: arguments that are not UTF-8, and tables in a pipe."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Final
@@ -16,8 +17,10 @@ from click.testing import CliRunner
 
 from runtime import RUN
 from runtime.cli import main
+from runtime.commands import workers
 from tests.live.servers import live_server
 from tests.project.commands import all_commands
+from tests.test_architecture import ROOT, tracked_files
 
 BROKEN: Final = "bad\udcff"
 """As Python has an argument whose last byte is not UTF-8."""
@@ -70,3 +73,25 @@ def test_a_file_may_be_called_anything(tmp_path: Path) -> None:
     assert (code, stderr) == (0, "")
     reply = json.loads(stdout.splitlines()[-1])["reply"]
     assert os.fsencode(reply) == b"\xff.reply.wav"
+
+
+# -- tables in a pipe ------------------------------------------------------------------------------
+
+
+def test_a_row_in_a_pipe_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address could not be copied, or found by grep."""
+    where = "unix:/" + "run/" * 40 + "w1"
+    names = ("number", "state", "slots", "free", "leased", "fingerprint", "age_s")
+    row = dict.fromkeys(names, 1) | {"where": where}
+    monkeypatch.setattr(workers, "_ask", lambda *_: {"workers": [row]})
+    shown = CliRunner().invoke(main, ["workers", "list"], env={"COLUMNS": "80"})
+    assert [where in line for line in shown.stdout.splitlines()] == [False, True]
+
+
+def test_all_tables_go_where_a_pipe_is_known() -> None:
+    """A new table would be cut to 80 columns in a pipe."""
+    own = re.compile(r"\bConsole\(\)")
+    paths = [it for it in tracked_files() if it.startswith(("replay/", "runtime/"))]
+    found = {it for it in paths if it.endswith(".py") and own.search((ROOT / it).read_text())}
+    lines_that_are_not_cut = {"runtime/commands/demo.py", "runtime/commands/talk.py"}
+    assert found == {"runtime/net/process.py"} | lines_that_are_not_cut

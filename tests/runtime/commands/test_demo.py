@@ -134,3 +134,17 @@ def test_a_server_is_ready_whatever_the_format_of_its_log(form: str, tmp_path: P
             return url
 
     assert anyio.run(serve).startswith("ws://127.0.0.1:")
+
+
+@pytest.mark.parametrize("is_on_path", [False, True])
+def test_what_to_type_next_can_be_typed(
+    is_on_path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After `make demo` the shell would find no `antiphon`, or that of another folder."""
+    own = tmp_path / ".venv" / "bin" / "antiphon"
+    own.parent.mkdir(parents=True)
+    own.touch(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(own.with_name("python")))
+    monkeypatch.setenv("PATH", str(own.parent) if is_on_path else "/nowhere")
+    assert demo._typed() == ("antiphon" if is_on_path else ".venv/bin/antiphon")

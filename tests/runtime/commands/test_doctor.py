@@ -120,7 +120,7 @@ def test_slots_that_do_not_fit_are_a_problem(
     """A server would be started that dies when its slots fill."""
     monkeypatch.setattr(device, "free_bytes", lambda _: 40_000_000)
     assert examine(Settings(model=str(checkpoint), slots=2)).would_serve
-    assert "sessions fit" in problem(checkpoint, "memory", slots=500)
+    assert "sessions that fit: " in problem(checkpoint, "memory", slots=500)
 
 
 def test_what_quantising_saves_is_told(
@@ -128,7 +128,7 @@ def test_what_quantising_saves_is_told(
 ) -> None:
     """An operator with a small card would not know that the model can be served on it."""
     (told,) = of(examine(Settings(model=str(checkpoint))), "memory")
-    assert "sessions fit (with --quantize: int4 " in told.says
+    assert " (with --quantize: int4 " in told.says
     assert ", int8 " in told.says
     found = examine(Settings(model=str(checkpoint), quantize="int4"))
     assert found.would_serve

@@ -347,6 +347,15 @@ def test_a_file_is_said_and_the_reply_written(url: str, tmp_path: Path) -> None:
     assert (reply.samplerate, reply.channels, reply.frames) == (24_000, 1, 42_000)
 
 
+def test_a_reply_that_is_replaced_is_named_before(url: str, tmp_path: Path) -> None:
+    """A user's file would be lost without a word."""
+    reply = tmp_path / "ask.reply.wav"
+    reply.write_text("good")
+    result = talk(write_speech(tmp_path / "ask.wav"), "--url", url, "--fast")
+    assert "ask.reply.wav exists and will be replaced; --reply names another" in result.stderr
+    assert soundfile.info(reply).frames == 42_000
+
+
 @pytest.mark.parametrize("dialect", ["realtime", "duplex-v1", "legacy-duplex"])
 def test_json_is_for_programs(url: str, tmp_path: Path, dialect: str) -> None:
     """A script could not read what was said, or would wade through megabytes of base64."""
