@@ -688,7 +688,7 @@ def _show_engine(console: Console, found: EngineBenchResult) -> None:
         console.print(f"A single unit, ms by stage: {stages}", highlight=False)
     rebuilt = found.rebuilt
     console.print(
-        f"Rebuilding a session, units {rebuilt.units}: {rebuilt.exact:.0f} times real time, in "
+        f"Rebuilding a session of {rebuilt.units} s: {rebuilt.exact:.0f} times real time, in "
         f"long prefills {rebuilt.fast:.0f}, with all its speech {rebuilt.voiced:.0f}",
         highlight=False,
     )

@@ -120,7 +120,7 @@ def drain_command(*, number: int, wait: bool, url: str, key: str | None, as_json
     worker, reported = _ask(url, key, "POST", f"/{number}/drain"), None
     while True:
         if (left := worker["leased"]) != reported:
-            _show(worker, f"worker {number} is draining, sessions left: {left}", as_json)
+            _show(worker, f"worker {number} is draining; sessions left: {left}", as_json)
             reported = left
         if not wait:
             return
@@ -152,7 +152,7 @@ def add_command(*, address: str, url: str, key: str | None, as_json: bool) -> No
       130  interrupted
     """  # noqa: D301 - click takes a backspace to keep the lines
     worker = _ask(url, key, "POST", body=orjson.dumps({"address": address}))
-    _show(worker, f"worker {worker['number']} serves, slots: {worker['slots']}", as_json)
+    _show(worker, f"worker {worker['number']} serves; slots: {worker['slots']}", as_json)
 
 
 def _show(worker: Worker, text: str, as_json: bool) -> None:

@@ -122,7 +122,7 @@ def test_the_command_prints_what_it_measured(checkpoint: Path) -> None:
     assert body["rebuilt"]["units"] == 2
     assert min(body["rebuilt"][name] for name in ("exact", "fast", "voiced")) > 0
     assert "Due together: " in shown
-    assert "Rebuilding a session, units 2: " in shown
+    assert "Rebuilding a session of 2 s: " in shown
 
 
 def test_a_part_of_the_runs_can_be_chosen(checkpoint: Path) -> None:
