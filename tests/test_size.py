@@ -22,9 +22,9 @@ ROOT: Final = Path(__file__).parents[1]
 SIZE: Final[Mapping[str, tuple[int, int]]] = {
     "antiphon": (225, 1),
     "protocol": (13_298, 47),
-    "recorder": (4_239, 20),
+    "recorder": (4_240, 20),
     "runtime": (22_987, 110),
-    "runtime/model": (9_893, 46),
+    "runtime/model": (9_899, 46),
     "replay": (10_560, 47),
 }
 """Code lines and files by package; `runtime/model` is not counted in `runtime`."""

@@ -60,8 +60,9 @@ class Damage:
         return "`antiphon recordings recover` keeps what can be read" if is_of_file else ""
 
     def __str__(self) -> str:
+        what = "of a newer version" if self.reason == "version" else "damaged"
         advice = f"; {self.advice}" if self.advice else ""
-        return f"damaged at byte {self.offset}: {self.detail}{advice}"
+        return f"{what} at byte {self.offset}: {self.detail}{advice}"
 
 
 @attrs.frozen(kw_only=True)

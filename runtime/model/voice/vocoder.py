@@ -369,6 +369,14 @@ class Turn:
     source: Tensor
     sound: Tensor
 
+    def bytes_of(self, *, shared: bool) -> int:
+        """Memory of its caches: of what it shares with its voice, or of its own."""
+        pieces = (*self.code_rows, *self.frame_rows, *self.flow_rows)
+        tensors = [piece.rows for piece in pieces if piece.is_shared == shared]
+        if not shared:
+            tensors += [self.ahead, self.doubled, self.before, self.mel, self.source, self.sound]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class Chunk:

@@ -158,9 +158,7 @@ def test_a_published_voice_is_counted(tmp_path: Path, dtype: torch.dtype) -> Non
         rows = [turn.flow_rows, *([] if before is None else [before.flow_rows])]
         own = {id(piece): piece for pieces in rows for piece in pieces if not piece.is_shared}
         taken.append(sum(each.rows.numel() for each in own.values()) * dtype.itemsize)
-    kept = speaker.voice(reference("a", 150))
-    shared = [*kept.code_rows, *kept.frame_rows, *kept.flow_rows]
-    voice = sum(each.rows.numel() for each in shared if each.is_shared) * dtype.itemsize
+    voice = speaker.voice(reference("a", 150)).bytes_of(shared=True)
     assert voice + max(taken) < voiced.session_bytes["vocoder"] < 1.2 * (voice + max(taken))
     assert planned(needs, folder, dtype, CPU, 2 * STEPS).each_bytes(CPU) > voiced.each_bytes(CPU)
     steps = vocoder(dtype, sizes=(1, 4)).steps
