@@ -175,6 +175,7 @@ def test_a_question_is_answered_aloud(console: Console, recordings: Path) -> Non
     assert 1_000 < played[-1] < 6_000
 
 
+@pytest.mark.soak  # `test_tools_of_a_duplex_session` calls by the same client.
 def test_the_page_tells_the_model_the_time(tab: Tab, tmp_path: Path) -> None:
     """Tools could not be tried without a program, or a recording would not show their calls."""
     with live_server("--slots", "1", "--record", str(tmp_path)) as server:

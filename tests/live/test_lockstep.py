@@ -93,7 +93,10 @@ async def converse(url: str, samples: int, seconds: int) -> Page:
     return page
 
 
-@pytest.mark.parametrize("path", ["/ws/duplex/adx_1", "/ws/duplex?session_id=adx_1"])
+@pytest.mark.parametrize(
+    "path",
+    ["/ws/duplex/adx_1", pytest.param("/ws/duplex?session_id=adx_1", marks=pytest.mark.soak)],
+)
 def test_pieces_of_100_ms_hear_the_turns_of_whole_seconds(
     server: LiveServer, recordings: Path, path: str
 ) -> None:

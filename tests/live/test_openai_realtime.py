@@ -36,7 +36,7 @@ PACE: Final = 4
 """Times as fast as speech: no more than a few seconds may wait for the model."""
 SILENCE_S: Final = 5
 WAIT_S: Final = 60
-WAYS: Final = ["tools", "twilio", "discord"]
+WAYS: Final = ["tools", "discord"]
 REPLY: Final = (
     "response.created",
     "response.output_item.added",
@@ -158,9 +158,9 @@ def test_a_question_is_answered(
         assert replay(items).identical
 
 
-# `answer` and `push-to-talk` are questions as above, by the scripts that `make soak` runs.
+# Others: questions as above, and a telephone as in `test_twilio.py`, by the scripts of `make soak`.
 @pytest.mark.costly
-@pytest.mark.parametrize("scene", sample([*WAYS, "answer", "push-to-talk"], WAYS))
+@pytest.mark.parametrize("scene", sample([*WAYS, "twilio", "answer", "push-to-talk"], WAYS))
 def test_a_way_of_its_users_is_answered(tmp_path: Path, scene: str) -> None:
     """A telephone bridge, a bot, or a page with a button gets no answer, or one too many."""
     said = tmp_path / "question.pcm"

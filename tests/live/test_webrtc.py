@@ -166,6 +166,7 @@ globalThis.begin_live = async (key) => {
 """
 
 
+@pytest.mark.soak  # `test_a_browser_talks` goes the same way.
 def test_a_browser_talks_live(server: LiveServer, tab: Tab) -> None:
     """OpenAI's Live API is for browsers by WebRTC first."""
     tab.run("heard.length = 0; 1")
