@@ -198,7 +198,7 @@ def damage_lines(damage: Sequence[Damage], count: int) -> list[RenderableType]:
         lines.append(f"  damage at byte {item.offset}: {item.reason}, {label(item.detail)}{lost}")
     if count > SHOWN_MAX:
         lines.append(f"  and {counted(count - SHOWN_MAX, 'more damage')}")
-    return [*lines, *{item.advice: None for item in damage if item.advice}]
+    return [*lines, *dict.fromkeys(item.advice for item in damage if item.advice)]
 
 
 # -- recover ---------------------------------------------------------------------------------------

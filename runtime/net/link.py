@@ -424,7 +424,7 @@ class WatchedConnection:
         self._ping_at_s = now_s + settings.ping_s
 
     def check_progress(self, now_s: float, settings: Settings, *, may_drop: bool) -> None:
-        """Check its progress since the last check; drop it if there is none."""
+        """Drop the connection if it made no progress since the last check."""
         self._check_sending(now_s, settings.stall_s, may_drop=may_drop)
         if self.share is None:
             self._check_pace(now_s, settings.stall_s, may_drop=may_drop)

@@ -107,7 +107,7 @@ def test_what_is_encoded_once_for_a_run_is_what_each_record_would_have(
 
 
 def test_records_are_taken_as_they_are_needed() -> None:
-    """A fork or a copy of a log would otherwise hold all of it in memory."""
+    """A fork or a copy of a log would otherwise hold the whole log in memory."""
     taken = list[int]()
 
     def records() -> Iterator[Record]:

@@ -189,7 +189,7 @@ def test_marks_next_to_the_log_are_shown(log: Path, tmp_path: Path) -> None:
 
 
 def test_a_mark_after_the_session_is_noticed(log: Path) -> None:
-    """A slip of the point stands where nobody finds it."""
+    """A misplaced decimal point puts a mark where it is never found."""
     late = [str(log), "--add", "too late", "--at", "9000"]
     told = CliRunner().invoke(marks_command, late)
     assert (told.exit_code, told.stderr.count("\n")) == (0, 1)
